@@ -1,0 +1,31 @@
+"""Rewards of a group -> advantages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def group_advantages(rewards: Sequence[float], *, scale_by_std: bool = True, epsilon: float = 1e-6) -> list[float]:
+    """Advantage of each trajectory: its reward minus the group's mean, divided by the group's standard deviation.
+
+    The deviation is that of the population, plus `epsilon` (GRPO, Shao et al. 2024, arXiv 2402.03300). With
+    `scale_by_std=False` the difference to the mean is used as it is (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
+    Advantages of a group sum to zero.
+    """
+    if not rewards:
+        return []
+    mean = sum(rewards) / len(rewards)
+    centred = [reward - mean for reward in rewards]
+    if not scale_by_std:
+        return centred
+    std = (sum(value * value for value in centred) / len(centred)) ** 0.5
+    return [value / (std + epsilon) for value in centred]
+
+
+def has_signal(rewards: Sequence[float], *, minimum_spread: float = 1e-6) -> bool:
+    """Whether the rewards differ enough to say which trajectory was better.
+
+    A spread at or below `minimum_spread` is rounding, which dividing by the deviation would blow up to a full-size
+    advantage.
+    """
+    return len(rewards) >= 2 and max(rewards) - min(rewards) > minimum_spread

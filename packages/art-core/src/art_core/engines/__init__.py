@@ -1,0 +1,1 @@
+"""Adapters of the `Engine` seam: what serves a policy."""

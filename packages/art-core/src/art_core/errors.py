@@ -1,0 +1,62 @@
+"""Every error a user can meet, each also of the standard kind it is most like.
+
+A message says what is wrong, what was found, what was wanted and what to do next, in that order.
+"""
+
+from __future__ import annotations
+
+
+class ArtError(Exception):
+    """Root of all errors raised on purpose by the art packages."""
+
+
+class ConfigError(ArtError, ValueError):
+    """An option is unknown, impossible, or does not go with another."""
+
+
+class DataError(ArtError, ValueError):
+    """A file or record that a user handed us cannot be used as it is."""
+
+
+class TokenAlignmentError(DataError):
+    """Token ids, logprobs and masks that must describe the same tokens do not."""
+
+
+class ContextLengthError(DataError):
+    """A prompt, or a prompt with the completion asked for, is longer than the model can read."""
+
+
+class ModelNotFoundError(ArtError, FileNotFoundError):
+    """No usable weights under the name that was asked for."""
+
+
+class MissingExtraError(ArtError, ImportError):
+    """An optional library is not installed; the message holds the line that installs it."""
+
+
+class AdapterMismatchError(ArtError, ValueError):
+    """A checkpoint's adapter does not fit the model it is loaded into."""
+
+
+class NonFiniteLossError(ArtError, ArithmeticError):
+    """A loss or gradient is NaN or infinite; nothing of that step was kept."""
+
+
+class WeightSyncError(ArtError, RuntimeError):
+    """The engine does not serve the weights that the trainer has just made."""
+
+
+class StorageError(ArtError, OSError):
+    """A run folder cannot be read or written."""
+
+
+class RunLockedError(StorageError):
+    """Another process is working in the run folder."""
+
+
+class EngineClosedError(ArtError, RuntimeError):
+    """The engine was closed, or died, while a request was waiting for it."""
+
+
+class InfrastructureError(ArtError, RuntimeError):
+    """Something that the policy is not responsible for broke during a rollout: a dead tool server, a time-out."""

@@ -1,0 +1,144 @@
+"""The seams. Everything behind them is an adapter, named only in `art_core.registry`.
+
+One suite per seam in `tests/contract` runs on every adapter and on the fake in `art_core.testing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from art_core.types import (
+    Checkpoint,
+    Exchange,
+    Objective,
+    Sampling,
+    StepReport,
+    TokenChunk,
+    TokenSample,
+    Trajectory,
+)
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Serves a policy: token ids in, sampled ids with their logprobs out."""
+
+    @property
+    def policy_version(self) -> int:
+        """Step of the checkpoint that new requests are served from; 0 is the untrained model."""
+        ...
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest prompt plus completion, in tokens."""
+        ...
+
+    def stream(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[TokenChunk]:
+        """Sample a completion of `prompt_ids`.
+
+        Chunks arrive as tokens are drawn; the last one carries the finish reason. A stop token that was drawn is part
+        of the completion. All chunks come from one policy version. Closing the iterator early cancels the request and
+        frees its place.
+
+        Raises:
+            ContextLengthError: before the first chunk, when prompt plus `max_tokens` exceed `max_context_tokens`.
+            EngineClosedError: the engine was closed, or broke, before the completion was finished.
+        """
+        ...
+
+    async def load(self, checkpoint: Checkpoint) -> None:
+        """Serve `checkpoint` from now on.
+
+        Requests in flight finish on the weights they began with; requests that arrive meanwhile wait and are served
+        by the new ones. When this returns, no later request is answered from older weights or caches.
+
+        Raises:
+            AdapterMismatchError: the adapter does not fit the model; what was served before is served still.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Fail what is in flight with `EngineClosedError` and free everything. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """Turns rows into one optimiser step."""
+
+    @property
+    def step_count(self) -> int:
+        """Optimiser steps made so far; 0 for the untrained policy."""
+        ...
+
+    async def step(self, rows: Sequence[TokenSample], objective: Objective) -> StepReport:
+        """Make exactly one optimiser step on all `rows`, however they are split into micro-batches.
+
+        The report's `step` is the new `step_count`.
+
+        Raises:
+            DataError: no row has a trained token, so there is nothing to learn from.
+            NonFiniteLossError: loss or gradient is not finite; weights and optimiser are as before the call.
+        """
+        ...
+
+    async def logprobs(self, token_ids: Sequence[int], *, num_completion: int) -> list[float]:
+        """Log-probabilities (temperature 1) of the last `num_completion` tokens under the current policy."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write adapter (PEFT's file format), optimiser and RNG state into `folder`, which exists and is empty."""
+        ...
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue as if the process that wrote `checkpoint` had never stopped: bit for bit on the same machine."""
+        ...
+
+    async def aclose(self) -> None:
+        """Free everything. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """Gives a group of trajectories of the same scenario their rewards."""
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[float | None]:
+        """One finite score per trajectory, in the order given; None where it cannot be scored, never a guess."""
+        ...
+
+
+@runtime_checkable
+class Recorder(Protocol):
+    """Receives every finished exchange once, in the order in which they finished."""
+
+    def record(self, exchange: Exchange) -> None:
+        """Keep `exchange`. Must be cheap: it is called on the event loop of the server."""
+        ...
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Keeps what a run has earned. A checkpoint is visible only when whole."""
+
+    def append(self, kind: str, record: dict[str, Any]) -> None:
+        """Add one JSON record to the log named `kind`. A record is either whole after a crash, or absent."""
+        ...
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """All whole records of the log named `kind`, in the order they were added."""
+        ...
+
+    def commit(self, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:
+        """Save the trainer's state with `cursor` as one checkpoint, atomically."""
+        ...
+
+    def latest(self) -> Checkpoint | None:
+        """The newest whole checkpoint, or None."""
+        ...
+
+    def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """The cursor that `checkpoint` was committed with."""
+        ...

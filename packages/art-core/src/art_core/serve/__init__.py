@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: chat semantics live here once, for every engine."""

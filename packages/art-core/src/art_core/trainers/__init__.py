@@ -1,0 +1,1 @@
+"""Adapters of the `Trainer` seam: what turns rows into an optimiser step."""

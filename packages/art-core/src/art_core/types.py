@@ -1,0 +1,258 @@
+"""The values that travel along the data path, one type per arrow.
+
+    agent -> Exchange* -> Trajectory -> TrajectoryGroup -> ScoredGroup -> TokenSample* -> StepReport, Checkpoint
+
+Everything here is a plain value: no torch, no I/O. Records that are written to disk are pydantic models, so that a
+field that is unknown, missing or of the wrong kind is refused when a file is read back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from art_core.errors import ConfigError, DataError, TokenAlignmentError
+
+FinishReason = Literal["stop", "length"]
+ChatMessage = dict[str, Any]
+"""One chat message in the OpenAI wire shape: `role`, `content`, and for some roles `tool_calls` or `tool_call_id`."""
+ToolSpec = dict[str, Any]
+"""One tool in the OpenAI wire shape: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+
+
+def _finite(value: float) -> float:
+    if value != value or value in (float("inf"), float("-inf")):
+        raise ValueError(f"{value} is not a finite number")
+    return value
+
+
+Finite = Annotated[float, AfterValidator(_finite)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Sampling(_Record):
+    """How completion tokens are drawn.
+
+    `temperature` 0 means greedy decoding. `top_k` 0 and `top_p` 1 switch those filters off. With a `seed`, the same
+    prompt, policy and parameters give the same tokens whatever else the engine is doing.
+    """
+
+    max_tokens: int = Field(gt=0)
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+
+class Exchange(_Record):
+    """One finished model call, exactly as it was served.
+
+    `logprobs[i]` is the log-probability of `completion_ids[i]` under the distribution it was drawn from (temperature,
+    top-p and top-k included). `policy_version` is the step of the checkpoint that served all of it. Times are seconds
+    since the epoch. `forked` tells that the prompt could not be built as an extension of the trajectory's record.
+    """
+
+    id: str
+    trajectory_id: str
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    response: ChatMessage
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[Finite, ...]
+    finish_reason: FinishReason
+    sampling: Sampling
+    policy_version: int = Field(ge=0)
+    forked: bool = False
+    started_at: float
+    ended_at: float
+
+    @model_validator(mode="after")
+    def _aligned(self) -> Self:
+        if not self.prompt_ids:
+            raise TokenAlignmentError(
+                f"exchange {self.id!r}: no prompt ids; a completion can only be trained after the prompt it answered"
+            )
+        if len(self.completion_ids) != len(self.logprobs):
+            raise TokenAlignmentError(
+                f"exchange {self.id!r}: {len(self.completion_ids)} sampled tokens but {len(self.logprobs)} logprobs; "
+                "record the ids the engine sampled, never text encoded again"
+            )
+        return self
+
+
+class RolloutError(_Record):
+    """Why a rollout has no usable outcome. `kind` is the class of the exception."""
+
+    kind: str
+    message: str
+
+
+class Trajectory(BaseModel):
+    """What one rollout did and how it was judged.
+
+    `reward` stays None until something has scored it; None is not 0. `error` is set when the rollout itself failed
+    for a reason the policy is not responsible for; such a trajectory is counted and never trained.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    id: str
+    scenario_id: str
+    exchanges: list[Exchange] = Field(default_factory=list)
+    reward: Finite | None = None
+    metrics: dict[str, Finite] = Field(default_factory=dict)
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+    error: RolloutError | None = None
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Sampled tokens over all exchanges: what training on this trajectory would weigh."""
+        return sum(len(exchange.completion_ids) for exchange in self.exchanges)
+
+
+@dataclass(frozen=True)
+class TrajectoryGroup:
+    """Rollouts of the same scenario, compared with each other."""
+
+    scenario_id: str
+    trajectories: tuple[Trajectory, ...]
+
+    def with_scores(self, scores: Sequence[float | None]) -> ScoredGroup:
+        """The group with one reward per trajectory, in the order of the trajectories.
+
+        A score of None, like a trajectory that carries an error, leaves its trajectory out of the comparison.
+
+        Raises:
+            DataError: another number of scores than trajectories, or a score that is not finite.
+        """
+        if len(scores) != len(self.trajectories):
+            raise DataError(
+                f"group {self.scenario_id!r}: {len(scores)} scores for {len(self.trajectories)} trajectories; "
+                "a judge returns one score, or None, for each trajectory, in the order given"
+            )
+        for index, score in enumerate(scores):
+            if score is not None and score - score != 0.0:
+                raise DataError(
+                    f"group {self.scenario_id!r}: score {index} is {score}; wanted a finite number, "
+                    "or None where the trajectory could not be scored"
+                )
+        members = tuple(
+            (trajectory, float(score))
+            for trajectory, score in zip(self.trajectories, scores, strict=True)
+            if score is not None and trajectory.error is None
+        )
+        return ScoredGroup(self.scenario_id, members, num_excluded=len(self.trajectories) - len(members))
+
+
+@dataclass(frozen=True)
+class ScoredGroup:
+    """Trajectories of one scenario with their rewards: the only kind of group that can be trained on."""
+
+    scenario_id: str
+    members: tuple[tuple[Trajectory, float], ...]
+    num_excluded: int = 0
+
+    @property
+    def rewards(self) -> list[float]:
+        return [reward for _, reward in self.members]
+
+
+@dataclass(frozen=True)
+class TokenSample:
+    """One training row: a token sequence of which some positions were sampled by the policy.
+
+    `trained[i]` marks the sampled tokens; `logprobs[i]` is their log-probability at sampling time and 0.0 elsewhere.
+    `advantage` is that of the whole trajectory and the same for all its rows.
+    """
+
+    token_ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+    logprobs: tuple[float, ...]
+    advantage: float
+    policy_version: int
+    trajectory_id: str
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.token_ids), len(self.trained), len(self.logprobs))
+        if len(set(lengths)) != 1:
+            raise TokenAlignmentError(
+                f"row of trajectory {self.trajectory_id!r}: {lengths[0]} token ids, {lengths[1]} mask entries and "
+                f"{lengths[2]} logprobs; all three describe the same tokens and must be equally long"
+            )
+        if self.trained and self.trained[0]:
+            raise TokenAlignmentError(
+                f"row of trajectory {self.trajectory_id!r}: its first token is marked as sampled, but nothing comes "
+                "before it that could have predicted it"
+            )
+
+    @property
+    def num_trained(self) -> int:
+        return sum(self.trained)
+
+
+LossName = Literal["ppo", "cispo", "sft"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What one optimiser step minimises.
+
+    `ppo`: clipped surrogate, ratio limited to [1 - clip_low, 1 + clip_high] (Schulman et al. 2017, with the separate
+    upper clip of DAPO, Yu et al. 2025). `cispo`: the ratio limited to at most `1 + clip_high`, detached, weights the
+    log-likelihood (MiniMax-M1, 2025). `sft`: cross-entropy of the trained tokens; advantages and recorded logprobs
+    play no part.
+    """
+
+    loss: LossName = "ppo"
+    learning_rate: float = 1e-5
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("ppo", "cispo", "sft"):
+            raise ConfigError(f"loss {self.loss!r} is unknown; wanted one of 'ppo', 'cispo', 'sft'")
+        if not self.learning_rate > 0.0:
+            raise ConfigError(f"learning_rate is {self.learning_rate}; wanted a number above 0")
+        if not 0.0 < self.clip_low < 1.0:
+            raise ConfigError(f"clip_low is {self.clip_low}; wanted a number between 0 and 1")
+        if not self.clip_high > 0.0:
+            raise ConfigError(f"clip_high is {self.clip_high}; wanted a number above 0")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one call of the trainer did: `metrics` are plain numbers, named `area/name`."""
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A committed state of the policy: the folder `path` holds adapter, optimiser, RNG and cursor of `step`."""
+
+    step: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class TokenChunk:
+    """Newly sampled tokens of one request. The last chunk of a stream, and only it, has a `finish_reason`.
+
+    `policy_version` is the same in every chunk of one stream: a completion never mixes weights.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy_version: int
+    finish_reason: FinishReason | None = None

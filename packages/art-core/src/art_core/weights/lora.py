@@ -1,0 +1,228 @@
+"""Low-rank adapters (Hu et al. 2021, arXiv 2106.09685): train them, store them in PEFT's format, merge them.
+
+Engine and trainer both compute with the *merged* weight `W + scale * B @ A`, rounded once to the compute type. So a
+checkpoint that is loaded into the engine gives the very numbers the trainer used, a forward pass costs no more than
+the plain model's, and only the backward pass sees two factors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from art_core.errors import AdapterMismatchError, ConfigError
+
+_PEFT_PREFIX = "base_model.model."
+ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Shape of the adapter. `scale` = alpha / rank multiplies the product of its factors."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    target_modules: tuple[str, ...] = ALL_LINEAR
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError(f"LoRA rank is {self.rank}; wanted 1 or more")
+        if not self.alpha > 0:
+            raise ConfigError(f"LoRA alpha is {self.alpha}; wanted a number above 0")
+        if not self.target_modules:
+            raise ConfigError("LoRA target_modules is empty; name at least one kind of linear layer to train")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A stored adapter: for each target module its factors `A` (rank, in) and `B` (out, rank), float32."""
+
+    config: LoraConfig
+    factors: Mapping[str, tuple[Tensor, Tensor]]
+
+
+def merged_weight(base: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """`base + scale * b @ a`, summed in float32 and rounded once to the type of `base` (out, in)."""
+    return torch.addmm(base.float(), b.float(), a.float(), alpha=scale).to(base.dtype)
+
+
+class _MergedLinear(torch.autograd.Function):
+    """y = x W^T with the merged W, and the exact gradients of x, A and B. W itself gets none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, merged: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(x, a, b, merged)
+        ctx.scale = scale
+        return nn.functional.linear(x, merged)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        x, a, b, merged = ctx.saved_tensors
+        grad_y = grad_outputs[0].flatten(0, -2)  # (tokens, out)
+        flat_x = x.flatten(0, -2)  # (tokens, in)
+        a_cast, b_cast = a.to(grad_y.dtype), b.to(grad_y.dtype)
+        grad_b = (grad_y.T @ (flat_x @ a_cast.T)).to(b.dtype) * ctx.scale
+        grad_a = ((grad_y @ b_cast).T @ flat_x).to(a.dtype) * ctx.scale
+        grad_x = (grad_y @ merged).view_as(x) if ctx.needs_input_grad[0] else None
+        return grad_x, grad_a, grad_b, None, None
+
+
+class LoraLinear(nn.Module):
+    """Stands in for a frozen `nn.Linear`. Call `refresh()` after each change of `lora_A` or `lora_B`."""
+
+    lora_A: nn.Parameter
+    lora_B: nn.Parameter
+
+    def __init__(self, base: nn.Linear, config: LoraConfig, generator: torch.Generator) -> None:
+        super().__init__()
+        self.register_buffer("base", base.weight.detach(), persistent=False)
+        self.register_buffer("merged", base.weight.detach().clone(), persistent=False)
+        self.bias = None if base.bias is None else nn.Parameter(base.bias.detach(), requires_grad=False)
+        self.scale = config.scale
+        a = torch.empty(config.rank, base.in_features, dtype=torch.float32)
+        # PEFT's start: A uniform as nn.Linear's own, B zero, so that the first policy is the base model exactly.
+        nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+        device = base.weight.device
+        self.lora_A = nn.Parameter(a.to(device))
+        self.lora_B = nn.Parameter(torch.zeros(base.out_features, config.rank, dtype=torch.float32, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _MergedLinear.apply(x, self.lora_A, self.lora_B, self.merged, self.scale)  # type: ignore[no-untyped-call]
+        return y if self.bias is None else y + self.bias
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        self.merged.copy_(merged_weight(self.base, self.lora_A, self.lora_B, self.scale))  # type: ignore[operator, arg-type]
+
+
+def target_linears(model: nn.Module, config: LoraConfig) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers of `model` that `config` names, by their full dotted name, in the model's order.
+
+    Raises:
+        ConfigError: a target name matches nothing, or something that is not a linear layer.
+    """
+    unmatched = set(config.target_modules)
+    for name, module in model.named_modules():
+        leaf = name.rpartition(".")[2]
+        if leaf not in config.target_modules:
+            continue
+        if not isinstance(module, nn.Linear):
+            raise ConfigError(
+                f"LoRA target {leaf!r} is {name!r}, a {type(module).__name__}; only linear layers can be trained"
+            )
+        unmatched.discard(leaf)
+        yield name, module
+    if unmatched:
+        raise ConfigError(
+            f"LoRA target_modules {sorted(unmatched)} match no layer of {type(model).__name__}; "
+            f"its linear layers are called {sorted({n.rpartition('.')[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})}"
+        )
+
+
+def inject(model: nn.Module, config: LoraConfig, *, seed: int) -> dict[str, LoraLinear]:
+    """Freeze `model`, replace its target layers by `LoraLinear` in place and return them by name."""
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    layers: dict[str, LoraLinear] = {}
+    for name, linear in list(target_linears(model, config)):
+        layers[name] = LoraLinear(linear, config, generator)
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, layers[name])
+    return layers
+
+
+def write_adapter(folder: Path, config: LoraConfig, layers: Mapping[str, LoraLinear], *, base_model: str) -> None:
+    """Store the adapter in `folder` in PEFT's format, so that PEFT, vLLM and others can load it as it is."""
+    tensors = {}
+    for name, layer in layers.items():
+        tensors[f"{_PEFT_PREFIX}{name}.lora_A.weight"] = layer.lora_A.detach().cpu().contiguous()
+        tensors[f"{_PEFT_PREFIX}{name}.lora_B.weight"] = layer.lora_B.detach().cpu().contiguous()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    description = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "target_modules": list(config.target_modules),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """The adapter stored in `folder`.
+
+    Raises:
+        AdapterMismatchError: files are missing or damaged, or hold what cannot be merged into linear layers.
+    """
+    try:
+        description = json.loads((folder / "adapter_config.json").read_text())
+        tensors = load_file(folder / "adapter_model.safetensors")
+    except (OSError, ValueError, SafetensorError) as error:
+        raise AdapterMismatchError(f"{folder}: no readable adapter ({error}); wanted a folder in PEFT's format") from error
+    if description.get("modules_to_save") or description.get("bias", "none") != "none" or description.get("use_dora"):
+        raise AdapterMismatchError(
+            f"{folder}: the adapter trains more than low-rank factors (modules_to_save, bias or DoRA); "
+            "only plain LoRA can be served and trained here"
+        )
+    config = LoraConfig(
+        rank=description["r"], alpha=description["lora_alpha"], target_modules=tuple(description["target_modules"])
+    )
+    if description.get("use_rslora"):
+        config = LoraConfig(rank=config.rank, alpha=config.alpha * config.rank**0.5, target_modules=config.target_modules)
+    factors: dict[str, tuple[Tensor, Tensor]] = {}
+    unknown = []
+    for key, tensor in tensors.items():
+        name = key.removeprefix(_PEFT_PREFIX)
+        if name.endswith(".lora_A.weight"):
+            partner = tensors.get(key.replace(".lora_A.", ".lora_B."))
+            if partner is None:
+                unknown.append(key)
+            else:
+                factors[name.removesuffix(".lora_A.weight")] = (tensor.float(), partner.float())
+        elif not name.endswith(".lora_B.weight"):
+            unknown.append(key)
+    if unknown or not factors:
+        raise AdapterMismatchError(
+            f"{folder}: {len(factors)} pairs of LoRA factors and these tensors that belong to no pair: {unknown[:5]}"
+        )
+    return Adapter(config, factors)
+
+
+def check_fits(adapter: Adapter, linears: Mapping[str, nn.Linear], *, source: str) -> None:
+    """Refuse an adapter whose modules or shapes are not those of `linears`.
+
+    Raises:
+        AdapterMismatchError: naming the first module that does not fit and both shapes.
+    """
+    for name, (a, b) in adapter.factors.items():
+        if name not in linears:
+            raise AdapterMismatchError(f"{source}: the adapter changes {name!r}, which this model does not have")
+        wanted = tuple(linears[name].weight.shape)
+        got = (b.shape[0], a.shape[1])
+        if got != wanted or a.shape[0] != b.shape[1]:
+            raise AdapterMismatchError(
+                f"{source}: the adapter for {name!r} fits a weight of shape {got}, the model's is {wanted}; "
+                "it was trained for another base model"
+            )
+
+
+def describe(config: LoraConfig) -> dict[str, Any]:
+    """The configuration as plain data, for `run.json`."""
+    return asdict(config)

@@ -1,0 +1,1 @@
+"""Make a LangGraph agent trainable by swapping its chat model. Nothing is implemented yet: the name is reserved."""
