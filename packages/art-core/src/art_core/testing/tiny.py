@@ -1,4 +1,4 @@
-"""Fakes of every seam and a tiny random model: what tests of code built on art_core need. Public and kept working."""
+"""A tiny random model with a real tokenizer, for tests that need weights but no ability."""
 
 from __future__ import annotations
 
