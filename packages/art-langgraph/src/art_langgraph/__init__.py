@@ -1,1 +1,4 @@
-"""Make a LangGraph agent trainable by swapping its chat model. Nothing is implemented yet: the name is reserved."""
+"""Make a LangGraph agent trainable by swapping its chat model.
+
+Nothing is implemented yet: the package reserves the name.
+"""

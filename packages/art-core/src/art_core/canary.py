@@ -1,0 +1,61 @@
+"""The weight-sync canary: does the engine serve the weights that the trainer has just made?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from art_core.errors import WeightSyncError
+from art_core.protocols import Engine, Trainer
+from art_core.types import Sampling
+
+
+@dataclass
+class WeightSyncCanary:
+    """Compares engine and trainer on a fixed probe after every load.
+
+    The engine samples `num_tokens` tokens after `prompt_ids`; the trainer says what log-probability each of them has
+    under its weights. The two must agree within `tolerance` (nats, worst token). When the last step moved the probe's
+    log-probabilities by more than the tolerance, agreement with the *new* weights is thereby shown as well.
+    """
+
+    prompt_ids: Sequence[int]
+    tolerance: float
+    num_tokens: int = 16
+    _previous: list[float] = field(default_factory=list)
+    _previous_ids: tuple[int, ...] = ()
+
+    async def check(self, engine: Engine, trainer: Trainer) -> dict[str, float]:
+        """Metrics of the comparison: `canary/error` (worst token) and `canary/movement` (what the step changed).
+
+        Raises:
+            WeightSyncError: they disagree, or the engine says it serves another step than the trainer has made.
+        """
+        if engine.policy_version != trainer.step_count:
+            raise WeightSyncError(
+                f"the engine serves step {engine.policy_version} but the trainer has made step {trainer.step_count}; "
+                "the checkpoint was not loaded"
+            )
+        ids: list[int] = []
+        served: list[float] = []
+        sampling = Sampling(max_tokens=self.num_tokens, temperature=1.0, seed=0)
+        async for chunk in engine.stream(self.prompt_ids, sampling):
+            ids += chunk.token_ids
+            served += chunk.logprobs
+        wanted = await trainer.logprobs([*self.prompt_ids, *ids], num_completion=len(ids))
+        errors = [abs(a - b) for a, b in zip(served, wanted, strict=True)]
+        worst = max(range(len(errors)), key=errors.__getitem__)
+        if not errors[worst] <= self.tolerance:
+            raise WeightSyncError(
+                f"after loading step {engine.policy_version} the engine gives token {ids[worst]} at position {worst} "
+                f"of the probe logprob {served[worst]:.5f}, the trainer {wanted[worst]:.5f}; wanted a difference of "
+                f"at most {self.tolerance}: the engine serves other weights than were trained, so the run stops here"
+            )
+        movement = 0.0
+        if self._previous_ids:
+            now = await trainer.logprobs(
+                [*self.prompt_ids, *self._previous_ids], num_completion=len(self._previous_ids)
+            )
+            movement = max(abs(a - b) for a, b in zip(now, self._previous, strict=True))
+        self._previous_ids, self._previous = tuple(ids), wanted
+        return {"canary/error": errors[worst], "canary/movement": movement}

@@ -1,0 +1,91 @@
+"""Score, sample, train, commit, load, check: one step of the system on one screen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from art_core.advantage import group_advantages, has_signal
+from art_core.canary import WeightSyncCanary
+from art_core.errors import DataError
+from art_core.protocols import Engine, Judge, Store, Trainer
+from art_core.samples import to_samples
+from art_core.types import Objective, ScoredGroup, StepReport, TokenSample, Trajectory, TrajectoryGroup
+
+
+async def score(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[ScoredGroup]:
+    """Every group with the rewards that `judge` gives it."""
+    return [group.with_scores(await judge.score(group.trajectories)) for group in groups]
+
+
+def training_rows(
+    groups: Sequence[ScoredGroup], *, policy_version: int, scale_by_std: bool = True
+) -> tuple[list[TokenSample], dict[str, float]]:
+    """The rows that `groups` give, and counters of everything that gives none.
+
+    Raises:
+        DataError: a trajectory was sampled from another policy than the one about to be updated.
+    """
+    rows: list[TokenSample] = []
+    counters = {
+        "groups/total": len(groups),
+        "groups/without_signal": 0,
+        "groups/too_small": 0,
+        "trajectories/excluded": sum(group.num_excluded for group in groups),
+        "trajectories/trained": 0,
+        "trajectories/forks": 0,
+        "trajectories/truncated": 0,
+    }
+    for group in groups:
+        if len(group.members) < 2:
+            counters["groups/too_small"] += 1
+            continue
+        if not has_signal(group.rewards):
+            counters["groups/without_signal"] += 1
+            continue
+        advantages = group_advantages(group.rewards, scale_by_std=scale_by_std)
+        for (trajectory, _), advantage in zip(group.members, advantages, strict=True):
+            _check_version(trajectory, policy_version)
+            samples = to_samples(trajectory, advantage)
+            rows += samples
+            counters["trajectories/trained"] += 1
+            counters["trajectories/forks"] += max(0, len(samples) - 1)
+            counters["trajectories/truncated"] += any(e.finish_reason == "length" for e in trajectory.exchanges)
+    return rows, {name: float(value) for name, value in counters.items()}
+
+
+async def train_step(
+    rows: Sequence[TokenSample],
+    objective: Objective,
+    *,
+    trainer: Trainer,
+    engine: Engine,
+    store: Store,
+    canary: WeightSyncCanary,
+    cursor: dict[str, Any],
+) -> StepReport:
+    """One optimiser step on `rows`, committed with `cursor`, loaded into the engine and checked there.
+
+    Without a trained token there is nothing to learn from: weights stay untouched, no checkpoint is made, and the
+    report says `step/skipped`.
+    """
+    if not any(row.num_trained for row in rows):
+        return StepReport(trainer.step_count, {"step/skipped": 1.0})
+    started = time.monotonic()
+    report = await trainer.step(rows, objective)
+    trained = time.monotonic()
+    checkpoint = store.commit(trainer, {**cursor, "metrics": report.metrics})
+    await engine.load(checkpoint)
+    synced = await canary.check(engine, trainer)
+    times = {"time/train_s": trained - started, "time/sync_s": time.monotonic() - trained}
+    return StepReport(report.step, {**report.metrics, **synced, **times, "step/skipped": 0.0})
+
+
+def _check_version(trajectory: Trajectory, policy_version: int) -> None:
+    stale = {exchange.policy_version for exchange in trajectory.exchanges} - {policy_version}
+    if stale:
+        raise DataError(
+            f"trajectory {trajectory.id!r} was sampled from policy version {sorted(stale)[0]}, but version "
+            f"{policy_version} is about to be updated; training on it would be off-policy"
+        )

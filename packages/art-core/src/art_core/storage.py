@@ -1,0 +1,218 @@
+"""A run folder on disk: append-only logs, and checkpoints that are visible only when whole.
+
+<folder>/<kind>.jsonl              one record per line, see `RunStore.append`
+<folder>/checkpoints/step-0003/    what the trainer saved, plus state.json: cursor and the list of files
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from art_core.errors import DataError, RunLockedError, StorageError
+from art_core.protocols import Trainer
+from art_core.types import Checkpoint
+
+_log = logging.getLogger(__name__)
+_STATE = "state.json"
+_CHECKPOINT_NAME = re.compile(r"step-(\d{4,})")
+
+
+class RunStore:
+    """The `Store` of a directory. Holds the folder's lock while open, so that two processes never mix their work."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with _explained(folder, "open the run folder"):
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            self._lock = _take_lock(folder)
+            for torn in (folder / "checkpoints").glob(".tmp-*"):
+                shutil.rmtree(torn)
+            for log in folder.glob("*.jsonl"):
+                _drop_torn_tail(log)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock. May be called twice."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def append(self, kind: str, record: dict[str, Any]) -> None:
+        """Add `record` to `<kind>.jsonl`.
+
+        Raises:
+            DataError: the record holds something JSON cannot (an object, NaN); nothing was written.
+            StorageError: the disk is full or the folder not writable; the log is as it was before.
+        """
+        try:
+            line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+        except (TypeError, ValueError) as error:
+            raise DataError(f"a record for {kind}.jsonl cannot be written as JSON: {error}") from error
+        path = self.folder / f"{kind}.jsonl"
+        with _explained(path, "append to"), path.open("ab", buffering=0) as file:
+            before = file.tell()
+            data = line.encode(errors="backslashreplace")  # turns a lone surrogate into its JSON escape
+            written = 0
+            try:
+                while written < len(data):
+                    written += file.write(data[written:])
+            except OSError:
+                file.truncate(before)
+                raise
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """All records of `<kind>.jsonl`; an empty list when there is no such log yet."""
+        path = self.folder / f"{kind}.jsonl"
+        if not path.exists():
+            return []
+        with _explained(path, "read"):
+            lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        records = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                records.append(json.loads(line))
+            except ValueError as error:
+                raise DataError(f"{path}:{number}: not a JSON record ({error}); remove the line to go on") from error
+        return records
+
+    def commit(self, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:
+        """Save the trainer with `cursor` as the checkpoint of its current step."""
+        step = trainer.step_count
+        target = self._path(step)
+        staging = target.parent / f".tmp-{target.name}"
+        with _explained(target, "write the checkpoint"):
+            try:
+                staging.mkdir()
+                trainer.save(staging)
+                files = {path.name: _digest(path) for path in sorted(staging.iterdir())}
+                state = {"step": step, "cursor": cursor, "files": files}
+                (staging / _STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n")
+                for path in staging.iterdir():
+                    _sync(path)
+                if target.exists():  # debris of an earlier attempt: a whole checkpoint would have been continued from
+                    shutil.rmtree(target)
+                staging.rename(target)
+                _sync(target.parent)
+            except BaseException:
+                shutil.rmtree(staging, ignore_errors=True)
+                raise
+        return Checkpoint(step, target)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All whole checkpoints, oldest first. What is not whole is skipped with a warning."""
+        found = []
+        for path in (self.folder / "checkpoints").iterdir():
+            name = _CHECKPOINT_NAME.fullmatch(path.name)
+            if name is None:
+                continue
+            fault = _fault(path, step=int(name[1]))
+            if fault:
+                _log.warning("skipping checkpoint %s: %s", path, fault)
+            else:
+                found.append(Checkpoint(int(name[1]), path))
+        return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+    def latest(self) -> Checkpoint | None:
+        whole = self.checkpoints()
+        return whole[-1] if whole else None
+
+    def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """The cursor of `checkpoint`.
+
+        Raises:
+            StorageError: the checkpoint is not whole.
+        """
+        fault = _fault(checkpoint.path, step=checkpoint.step)
+        if fault:
+            raise StorageError(f"checkpoint {checkpoint.path}: {fault}; use another step or start a new run")
+        cursor: dict[str, Any] = json.loads((checkpoint.path / _STATE).read_text())["cursor"]
+        return cursor
+
+    def prune(self, keep: Collection[int]) -> None:
+        """Delete all checkpoints but the newest and those whose step is in `keep`."""
+        for checkpoint in self.checkpoints()[:-1]:
+            if checkpoint.step not in keep:
+                shutil.rmtree(checkpoint.path)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / "checkpoints" / f"step-{step:04d}"
+
+
+@contextlib.contextmanager
+def _explained(path: Path, action: str) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        hint = "; free some space and run the same command again" if error.errno == errno.ENOSPC else ""
+        raise StorageError(f"could not {action} {path}: {error.strerror or error}{hint}") from error
+
+
+def _take_lock(folder: Path) -> int | None:
+    """Lock `folder` for this process. The kernel releases the lock when the process ends, however it ends."""
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise RunLockedError(
+            f"{folder} is in use by process {holder}; wait for it to end, or give another output folder"
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
+
+
+def _drop_torn_tail(log: Path) -> None:
+    """Cut a last line without line end: what a killed process was writing."""
+    data = log.read_bytes()
+    if data and not data.endswith(b"\n"):
+        whole = data.rfind(b"\n") + 1
+        _log.warning("%s: dropping an unfinished record of %d bytes at its end", log, len(data) - whole)
+        os.truncate(log, whole)
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size_bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _fault(path: Path, *, step: int) -> str | None:
+    """Why the folder `path` is not the whole checkpoint of `step`; None if it is."""
+    try:
+        state = json.loads((path / _STATE).read_text())
+        files: dict[str, dict[str, Any]] = state["files"]
+        if state["step"] != step:
+            return f"its {_STATE} says step {state['step']}"
+        for name, wanted in files.items():
+            if _digest(path / name) != wanted:
+                return f"{name} is not the file that was saved"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"not whole ({type(error).__name__}: {error})"
+    return None
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,178 @@
+"""Run attempts at scenarios and keep what they earned: each finished rollout is on disk before the next is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from openai import APIConnectionError, APIStatusError
+
+from art_core.errors import EngineClosedError, InfrastructureError, StorageError
+from art_core.gather import gather_rollouts
+from art_core.protocols import Store
+from art_core.types import RolloutError, Trajectory
+from art_mcp.connect import ServerStartError
+from art_mcp.progress import Progress
+from art_mcp.rollout import AgentLimits, attempt
+from art_mcp.scenarios import Scenario
+from art_mcp.stack import ServedModel, Toolbox
+from art_mcp.verify import verify
+
+_FATAL = (ServerStartError, EngineClosedError, StorageError, APIConnectionError)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rollout to make: the `member`-th attempt at `scenario` in `phase` (and step, within training)."""
+
+    phase: str
+    step: int
+    scenario: Scenario
+    member: int
+
+    @property
+    def id(self) -> str:
+        return f"{self.phase}-{self.step:03d}-{self.scenario.id}-{self.member:02d}"
+
+    def seed(self, run_seed: int) -> int:
+        """Held-out attempts draw from the same stream before and after training, so that only the policy differs."""
+        place = f"train-{self.step}" if self.phase == "train" else "held-out"
+        text = f"{run_seed}/{place}/{self.scenario.id}/{self.member}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+
+@dataclass
+class Arena:
+    """Where rollouts happen. `earned` holds the rollouts of an interrupted run by id; they are not made twice."""
+
+    model: ServedModel
+    toolbox: Toolbox
+    store: Store
+    progress: Progress
+    limits: AgentLimits
+    run_seed: int
+    max_concurrency: int
+    earned: dict[str, Trajectory]
+    log: str = "trajectories"
+
+    async def run(self, jobs: Sequence[Job]) -> list[Trajectory]:
+        """One trajectory per job, in the order of the jobs.
+
+        Raises:
+            InfrastructureError: more than half of the jobs failed for reasons the policy is not responsible for.
+            ServerStartError, EngineClosedError, StorageError: nothing further can succeed.
+        """
+        version = self.model.engine.policy_version
+        fresh: list[int] = []
+        results: list[Trajectory | None] = []
+        tally = _Tally()
+        for index, job in enumerate(jobs):
+            known = self.earned.get(job.id)
+            usable = known is not None and {e.policy_version for e in known.exchanges} == {version}
+            results.append(known if usable else None)
+            if known is not None and usable:
+                self._count(tally, known)
+            else:
+                fresh.append(index)
+
+        def finished(trajectory: Trajectory) -> None:
+            self.store.append(self.log, trajectory.model_dump(mode="json"))
+            self._count(tally, trajectory)
+
+        made = await gather_rollouts(
+            [self._rollout(jobs[index]) for index in fresh],
+            max_concurrency=self.max_concurrency,
+            failed=lambda index, error: _trajectory(jobs[fresh[index]], error=error),
+            fatal=_FATAL,
+            on_done=finished,
+        )
+        for index, trajectory in zip(fresh, made, strict=True):
+            results[index] = trajectory
+        done = [trajectory for trajectory in results if trajectory is not None]
+        errors = [trajectory.error for trajectory in done if trajectory.error]
+        if len(errors) * 2 > len(done):
+            raise InfrastructureError(
+                f"{len(errors)} of {len(done)} rollouts failed, first with {errors[0].kind}: {errors[0].message}; "
+                "what was earned is kept: run the same command again once the cause is mended"
+            )
+        return done
+
+    def _rollout(self, job: Job) -> Callable[[], Awaitable[Trajectory]]:
+        async def run() -> Trajectory:
+            started = time.monotonic()
+            server = self.model.server
+            server.open_trajectory(job.id)
+            try:
+                client = self.model.client.with_options(base_url=server.base_url(job.id))
+                async with self.toolbox.caller() as caller:
+                    outcome = await attempt(
+                        job.scenario.task,
+                        client=client,
+                        model=self.model.name,
+                        tools=self.toolbox.specs,
+                        caller=caller,
+                        limits=self.limits,
+                        seed=job.seed(self.run_seed),
+                    )
+            except APIStatusError as error:
+                raise InfrastructureError(f"the model server answered {error.status_code}: {error.message}") from error
+            finally:
+                exchanges = server.close_trajectory(job.id)
+            verdict = verify(job.scenario, self.toolbox.tools, outcome.calls, outcome.answer)
+            trajectory = _trajectory(job)
+            trajectory.exchanges = exchanges
+            trajectory.reward = verdict.reward
+            trajectory.metrics = {
+                "success": float(verdict.success),
+                "turns": float(outcome.num_turns),
+                "tool_calls": float(len(outcome.calls)),
+                "tool_errors": float(len(outcome.tool_errors)),
+                "truncated": float(outcome.truncated),
+                "duration_s": round(time.monotonic() - started, 3),
+                **{f"reward/{name}": value for name, value in verdict.parts.items()},
+            }
+            trajectory.logs = [f"tool error: {text[:300]}" for text in outcome.tool_errors]
+            trajectory.metadata["answer"] = outcome.answer
+            return trajectory
+
+        return run
+
+    def _count(self, tally: _Tally, trajectory: Trajectory) -> None:
+        tally.add(trajectory)
+        self.progress.advance(tokens=trajectory.num_trained_tokens, **tally.figures())
+
+
+@dataclass
+class _Tally:
+    count: int = 0
+    reward: float = 0.0
+    success: float = 0.0
+    failed: int = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        if trajectory.error is not None or trajectory.reward is None:
+            self.failed += 1
+            return
+        self.count += 1
+        self.reward += trajectory.reward
+        self.success += trajectory.metrics.get("success", 0.0)
+
+    def figures(self) -> dict[str, str]:
+        figures = {}
+        if self.count:
+            figures["reward"] = f"{self.reward / self.count:.2f}"
+            figures["success"] = f"{self.success / self.count:.2f}"
+        if self.failed:
+            figures["failed"] = str(self.failed)
+        return figures
+
+
+def _trajectory(job: Job, *, error: RolloutError | None = None) -> Trajectory:
+    return Trajectory(
+        id=job.id,
+        scenario_id=job.scenario.id,
+        metadata={"phase": job.phase, "step": job.step, "member": job.member, "tool": job.scenario.tool},
+        error=error,
+    )

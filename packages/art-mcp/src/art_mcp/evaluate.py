@@ -1,0 +1,73 @@
+"""`art-mcp eval`: score a checkpoint of a run on its held-out scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from art_core.errors import ConfigError, DataError
+from art_core.storage import RunStore
+from art_mcp.arena import Arena, Job
+from art_mcp.progress import Progress
+from art_mcp.report import outcomes
+from art_mcp.rollout import AgentLimits
+from art_mcp.runfolder import RunFolder
+from art_mcp.scenarios import read_scenarios
+from art_mcp.stack import open_model, open_toolbox
+from art_mcp.stats import success_rate
+from art_mcp.verify import validate_scenarios
+
+
+async def evaluate_run(
+    server: str, folder: Path, *, samples: int | None, seed: int | None, progress: Progress
+) -> dict[str, Any]:
+    """Success of the run's newest checkpoint, with its interval, scored as in the run itself.
+
+    Raises:
+        DataError: `folder` holds no run, or one without a checkpoint.
+        ConfigError: the run was trained on another server.
+    """
+    run_folder = RunFolder(folder)
+    settings = run_folder.settings()
+    if server != settings.server:
+        raise ConfigError(
+            f"{folder} was trained on {settings.server!r}, not on {server!r}; give the same server command"
+        )
+    settings = settings.model_copy(
+        update={"samples": samples or settings.samples, "seed": settings.seed if seed is None else seed}
+    )
+    held_out = [scenario for scenario in read_scenarios(folder / "scenarios.jsonl") if scenario.split == "held_out"]
+    with RunStore(folder) as store:
+        checkpoint = store.latest()
+        if checkpoint is None:
+            raise DataError(f"{folder} has no checkpoint yet; let `art-mcp train` make at least one step")
+        async with open_toolbox(settings, progress.line) as toolbox, open_model(settings, progress.line) as model:
+            validate_scenarios(held_out, list(toolbox.tools.values()))
+            await model.engine.load(checkpoint)
+            arena = Arena(
+                model=model,
+                toolbox=toolbox,
+                store=store,
+                progress=progress,
+                limits=AgentLimits(
+                    max_turns=settings.max_turns, max_tokens=settings.max_tokens, temperature=settings.temperature
+                ),
+                run_seed=settings.seed,
+                max_concurrency=settings.concurrency,
+                earned={},
+                log="evaluations",
+            )
+            progress.plan(len(held_out) * settings.samples)
+            progress.phase("evaluation", len(held_out) * settings.samples)
+            trajectories = await arena.run(
+                [Job("eval", 0, scenario, member) for member in range(settings.samples) for scenario in held_out]
+            )
+    estimate = success_rate(outcomes(trajectories, held_out))
+    return {
+        "run": str(folder),
+        "step": checkpoint.step,
+        "seed": settings.seed,
+        "held_out": {"scenarios": len(held_out), "samples": settings.samples},
+        **estimate.as_json("success"),
+        "failed": sum(trajectory.error is not None for trajectory in trajectories),
+    }

@@ -1,0 +1,342 @@
+"""`art-mcp train`: baseline -> optional warm-up -> GRPO steps -> final evaluation -> report.
+
+The run is written as if nothing ever stopped it. Each unit of work (a rollout, an optimiser step) is stored when it is
+done and looked up before it is made, so running it again continues where it was, and gives the same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from art_core.canary import WeightSyncCanary
+from art_core.loop import score, train_step, training_rows
+from art_core.protocols import Trainer
+from art_core.registry import open_trainer
+from art_core.storage import RunStore
+from art_core.types import Checkpoint, Objective, TokenSample, Trajectory, TrajectoryGroup
+from art_mcp.arena import Arena, Job
+from art_mcp.progress import Progress
+from art_mcp.report import Report, count_outcomes, outcomes, write_report
+from art_mcp.rollout import SYSTEM_PROMPT, AgentLimits
+from art_mcp.runfolder import RunFolder
+from art_mcp.scenarios import Scenario
+from art_mcp.settings import RunSettings
+from art_mcp.stack import ServedModel, Toolbox, open_model, open_toolbox
+from art_mcp.stats import success_rate
+from art_mcp.warmup import demonstration_rows, warmup_batches
+
+_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}
+"""Largest logprob difference (nats) between engine and trainer that number formats explain: they add up the same
+products in another order."""
+
+
+class RewardAsVerified:
+    """The `Judge` of verified scenarios: the reward was computed from the attempt when it ended."""
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[float | None]:
+        return [trajectory.reward for trajectory in trajectories]
+
+
+async def train(settings: RunSettings, folder: Path, progress: Progress) -> Report:
+    """Train as `settings` say, with everything earned kept in `folder`; continue an unfinished run found there."""
+    with RunStore(folder) as store:
+        run_folder = RunFolder(folder)
+        run_folder.claim(settings)
+        async with open_toolbox(settings, progress.line) as toolbox:
+            scenarios = await run_folder.scenarios(settings, toolbox, progress)
+            async with (
+                open_model(settings, progress.line) as model,
+                _open_run(settings, run_folder, store, toolbox, model, scenarios, progress) as run,
+            ):
+                return await run.execute()
+
+
+@dataclass
+class _Run:
+    settings: RunSettings
+    folder: RunFolder
+    store: RunStore
+    model: ServedModel
+    toolbox: Toolbox
+    arena: Arena
+    trainer: Trainer
+    canary: WeightSyncCanary
+    progress: Progress
+    train_set: list[Scenario]
+    held_out: list[Scenario]
+    cursor: dict[str, Any]
+    elapsed_before_s: float
+    started: float = field(default_factory=time.monotonic)
+
+    async def execute(self) -> Report:
+        settings, progress = self.settings, self.progress
+        progress.plan(self._units_left())
+        baseline = await self._evaluate("baseline", at=lambda: self.cursor["phase"] == "baseline")
+        rate = success_rate(outcomes(baseline, self.held_out))
+        progress.line(f"baseline: success {rate.value:.2f} [{rate.low:.2f}, {rate.high:.2f}] on held-out scenarios")
+
+        warmup: list[Trajectory] | None = None
+        if settings.warmup == "on" or (settings.warmup == "auto" and rate.value < settings.warmup_threshold):
+            await self._warm_up()
+            warmup = await self._evaluate("warmup", at=lambda: self.cursor["phase"] == "warmup")
+            rate = success_rate(outcomes(warmup, self.held_out))
+            progress.line(f"after warm-up: success {rate.value:.2f} [{rate.low:.2f}, {rate.high:.2f}]")
+        else:
+            progress.skip(self._warmup_units())
+            progress.line(f"no warm-up (--warmup {settings.warmup}, baseline success {rate.value:.2f})")
+
+        for step in range(1, settings.steps + 1):
+            if self.cursor["phase"] == "train" and self.cursor["done"] >= step:
+                continue
+            await self._grpo_step(step)
+
+        final = await self._evaluate("final", at=lambda: True)
+        rate = success_rate(outcomes(final, self.held_out))
+        progress.line(f"final: success {rate.value:.2f} [{rate.low:.2f}, {rate.high:.2f}]")
+        report = Report.build(
+            settings=settings,
+            held_out=self.held_out,
+            baseline=baseline,
+            warmup=warmup,
+            final=final,
+            wall_s=self._elapsed_s(),
+            counters=count_outcomes(self.store.records("trajectories"), self.store.records("metrics")),
+        )
+        write_report(self.folder.path, report, self.store.records("metrics"), final, self.held_out)
+        return report
+
+    # -- phases ------------------------------------------------------------------------------------------------------
+
+    async def _evaluate(self, phase: str, *, at: Any) -> list[Trajectory]:
+        """The held-out attempts of `phase`: made now if the run stands there, else read back."""
+        self.progress.phase(f"{phase} evaluation", len(self.held_out) * self.settings.samples)
+        jobs = [
+            Job(phase, 0, scenario, member) for member in range(self.settings.samples) for scenario in self.held_out
+        ]
+        if not at():
+            return [self.arena.earned[job.id] for job in jobs if job.id in self.arena.earned]
+        trajectories = await self.arena.run(jobs)
+        self._tick(phase)
+        return trajectories
+
+    async def _warm_up(self) -> None:
+        settings = self.settings
+        rows = await demonstration_rows(self.store, self.model, self.toolbox, self.train_set[: settings.warmup_demos])
+        batches = warmup_batches(rows, size=settings.warmup_batch, epochs=settings.warmup_epochs, seed=settings.seed)
+        objective = Objective(loss="sft", learning_rate=settings.warmup_learning_rate)
+        self.progress.phase("warm-up on demonstrations", len(batches))
+        for update, batch in enumerate(batches, start=1):
+            if self.cursor["phase"] == "train" or (self.cursor["phase"] == "warmup" and self.cursor["done"] >= update):
+                continue
+            metrics = await self._optimise(batch, objective, {"phase": "warmup", "done": update, "of": len(batches)})
+            self.progress.advance(
+                units=len(batch) * _DEMO_UNITS,
+                tokens=int(metrics.get("tokens/computed", 0)),
+                loss=f"{metrics.get('loss', float('nan')):.2f}",
+            )
+
+    async def _grpo_step(self, step: int) -> None:
+        settings = self.settings
+        scenarios = self._scenarios_of(step)
+        self.progress.phase(f"step {step}/{settings.steps}", len(scenarios) * settings.group_size)
+        jobs = [Job("train", step, scenario, m) for scenario in scenarios for m in range(settings.group_size)]
+        started = time.monotonic()
+        trajectories = await self.arena.run(jobs)
+        rollout_s = time.monotonic() - started
+        groups = [
+            TrajectoryGroup(scenario.id, tuple(t for t in trajectories if t.scenario_id == scenario.id))
+            for scenario in scenarios
+        ]
+        scored = await score(groups, RewardAsVerified())
+        rows, counters = training_rows(scored, policy_version=self.model.engine.policy_version)
+        usable = [trajectory for trajectory in trajectories if trajectory.error is None]
+        sampled = sum(trajectory.num_trained_tokens for trajectory in usable)
+        summary = {
+            "reward": sum(t.reward or 0.0 for t in usable) / len(usable),
+            "success": sum(t.metrics["success"] for t in usable) / len(usable),
+            "time/rollout_s": rollout_s,
+            "tokens/sampled": float(sampled),
+            "rollout/tokens_per_s": sampled / rollout_s if rollout_s > 0 else 0.0,
+            **counters,
+        }
+        cursor = {"phase": "train", "done": step}
+        metrics = await self._optimise(rows, self._objective(), cursor, extra=summary)
+        self.progress.advance(units=len(jobs), items=0)
+        skipped = " · skipped: no group had a signal" if metrics["step/skipped"] else ""
+        self.progress.line(
+            f"step {step}/{settings.steps}: reward {summary['reward']:.2f} · success {summary['success']:.2f} · "
+            f"{int(counters['groups/without_signal'])} of {len(groups)} groups without signal · "
+            f"rollouts {rollout_s:.0f} s at {summary['rollout/tokens_per_s']:.0f} tokens/s · "
+            f"training {metrics.get('time/train_s', 0.0):.0f} s{skipped}"
+        )
+
+    async def _optimise(
+        self,
+        rows: Sequence[TokenSample],
+        objective: Objective,
+        cursor: dict[str, Any],
+        extra: dict[str, float] | None = None,
+    ) -> dict[str, float]:
+        report = await train_step(
+            rows,
+            objective,
+            trainer=self.trainer,
+            engine=self.model.engine,
+            store=self.store,
+            canary=self.canary,
+            cursor={**cursor, "extra": extra or {}},
+        )
+        metrics = {**(extra or {}), **report.metrics}
+        self.cursor = cursor
+        self.store.append("metrics", {**cursor, "policy_version": report.step, "metrics": metrics})
+        self.store.prune(keep=self._milestones())
+        self._tick(f"{cursor['phase']} {cursor['done']}")
+        return metrics
+
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
+
+    def _objective(self) -> Objective:
+        return Objective(loss=self.settings.loss, learning_rate=self.settings.learning_rate)
+
+    def _scenarios_of(self, step: int) -> list[Scenario]:
+        """The training scenarios of `step`: the whole set in a new seeded order, again and again."""
+        count = min(self.settings.groups_per_step, len(self.train_set))
+        chosen: list[Scenario] = []
+        position = (step - 1) * count
+        while len(chosen) < count:
+            cycle, offset = divmod(position, len(self.train_set))
+            order = list(self.train_set)
+            random.Random(f"{self.settings.seed}/cycle-{cycle}").shuffle(order)
+            if order[offset] not in chosen:
+                chosen.append(order[offset])
+            position += 1
+        return chosen
+
+    def _milestones(self) -> set[int]:
+        """Steps whose checkpoint stays: the end of the warm-up."""
+        records = self.store.records("metrics")
+        return {r["policy_version"] for r in records if r["phase"] == "warmup" and r["done"] == r["of"]}
+
+    def _warmup_units(self) -> float:
+        settings = self.settings
+        demos = min(settings.warmup_demos, len(self.train_set)) * settings.warmup_epochs
+        return demos * _DEMO_UNITS + len(self.held_out) * settings.samples
+
+    def _units_left(self) -> float:
+        settings = self.settings
+        evaluation = len(self.held_out) * settings.samples
+        per_step = 2.0 * min(settings.groups_per_step, len(self.train_set)) * settings.group_size
+        left = evaluation + settings.steps * per_step
+        if self.cursor["phase"] == "train":
+            return left - self.cursor["done"] * per_step
+        return left + self._warmup_units() + (evaluation if self.cursor["phase"] == "baseline" else 0.0)
+
+    def _elapsed_s(self) -> float:
+        return self.elapsed_before_s + time.monotonic() - self.started
+
+    def _tick(self, what: str) -> None:
+        self.store.append("events", {"done": what, "elapsed_s": round(self._elapsed_s(), 3)})
+
+
+_DEMO_UNITS = 1.0
+"""Work of training on one demonstration once, in rollouts."""
+
+
+@contextlib.asynccontextmanager
+async def _open_run(
+    settings: RunSettings,
+    folder: RunFolder,
+    store: RunStore,
+    toolbox: Toolbox,
+    model: ServedModel,
+    scenarios: list[Scenario],
+    progress: Progress,
+) -> AsyncIterator[_Run]:
+    trainer = open_trainer(
+        "native",
+        model_folder=model.source.folder,
+        base_model=model.source.name,
+        lora=_lora(settings),
+        seed=settings.seed,
+        dtype=settings.dtype,
+    )
+    try:
+        cursor: dict[str, Any] = {"phase": "baseline", "done": 0}
+        latest = store.latest()
+        if latest is not None:
+            cursor = await _resume(latest, store, trainer, model, progress)
+        train_set = [scenario for scenario in scenarios if scenario.split == "train"]
+        held_out = [scenario for scenario in scenarios if scenario.split == "held_out"]
+        earned = [Trajectory.model_validate(record) for record in store.records("trajectories")]
+        events = store.records("events")
+        if earned or latest:
+            progress.line(f"resuming {folder.path}: {len(earned)} rollouts and {trainer.step_count} updates are kept")
+        arena = Arena(
+            model=model,
+            toolbox=toolbox,
+            store=store,
+            progress=progress,
+            limits=AgentLimits(
+                max_turns=settings.max_turns, max_tokens=settings.max_tokens, temperature=settings.temperature
+            ),
+            run_seed=settings.seed,
+            max_concurrency=settings.concurrency,
+            earned={trajectory.id: trajectory for trajectory in earned if trajectory.error is None},
+        )
+        probe = model.renderer.render_ids(
+            [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": train_set[0].task}],
+            tools=[spec["function"] for spec in toolbox.specs],
+            add_generation_prompt=True,
+        )
+        canary = WeightSyncCanary(probe, _TOLERANCE[_dtype_name(settings)])
+        await canary.check(model.engine, trainer)
+        yield _Run(
+            settings=settings,
+            folder=folder,
+            store=store,
+            model=model,
+            toolbox=toolbox,
+            arena=arena,
+            trainer=trainer,
+            canary=canary,
+            progress=progress,
+            train_set=train_set,
+            held_out=held_out,
+            cursor=cursor,
+            elapsed_before_s=max((event["elapsed_s"] for event in events), default=0.0),
+        )
+    finally:
+        await trainer.aclose()
+
+
+async def _resume(
+    latest: Checkpoint, store: RunStore, trainer: Trainer, model: ServedModel, progress: Progress
+) -> dict[str, Any]:
+    """Put trainer and engine where `latest` was committed, and complete the metrics log if it is one record short."""
+    stored = store.load(latest)
+    trainer.restore(latest)
+    await model.engine.load(latest)
+    cursor = {key: stored[key] for key in ("phase", "done", "of") if key in stored}
+    if not any(record["policy_version"] == latest.step for record in store.records("metrics")):
+        metrics = {**stored["extra"], **stored["metrics"], "step/skipped": 0.0}
+        store.append("metrics", {**cursor, "policy_version": latest.step, "metrics": metrics})
+    progress.line(f"continuing from checkpoint {latest.path}")
+    return cursor
+
+
+def _lora(settings: RunSettings) -> Any:
+    from art_core.weights.lora import LoraConfig
+
+    return LoraConfig(rank=settings.rank, alpha=2.0 * settings.rank)
+
+
+def _dtype_name(settings: RunSettings) -> str:
+    from art_core.weights.loading import best_device, compute_dtype
+
+    return str(compute_dtype(settings.dtype, best_device())).removeprefix("torch.")
