@@ -58,5 +58,13 @@ class EngineClosedError(ArtError, RuntimeError):
     """The engine was closed, or died, while a request was waiting for it."""
 
 
+class TrainerClosedError(ArtError, RuntimeError):
+    """The trainer was closed and can do nothing more."""
+
+
 class InfrastructureError(ArtError, RuntimeError):
     """Something that the policy is not responsible for broke during a rollout: a dead tool server, a time-out."""
+
+
+class UnknownTrajectoryError(ArtError, LookupError):
+    """No trajectory of that id is open: it was never opened, or has been closed."""

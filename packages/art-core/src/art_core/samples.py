@@ -74,7 +74,9 @@ def demonstration(trajectory_id: str, segments: Iterable[tuple[tuple[int, ...], 
         token_ids += ids
         trained += [is_trained] * len(ids)
     if not any(trained):
-        raise DataError(f"demonstration {trajectory_id!r} has no trained token; mark the completion's tokens as trained")
+        raise DataError(
+            f"demonstration {trajectory_id!r} has no trained token; mark the completion's tokens as trained"
+        )
     return TokenSample(
         token_ids=tuple(token_ids),
         trained=tuple(trained),

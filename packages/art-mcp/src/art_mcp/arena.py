@@ -107,8 +107,9 @@ class Arena:
             try:
                 client = self.model.client.with_options(base_url=server.base_url(job.id))
                 async with self.toolbox.caller() as caller:
+                    scenario = job.scenario.in_workdir(caller.workdir)
                     outcome = await attempt(
-                        job.scenario.task,
+                        scenario.task,
                         client=client,
                         model=self.model.name,
                         tools=self.toolbox.specs,
@@ -120,7 +121,7 @@ class Arena:
                 raise InfrastructureError(f"the model server answered {error.status_code}: {error.message}") from error
             finally:
                 exchanges = server.close_trajectory(job.id)
-            verdict = verify(job.scenario, self.toolbox.tools, outcome.calls, outcome.answer)
+            verdict = verify(scenario, self.toolbox.tools, outcome.calls, outcome.answer)
             trajectory = _trajectory(job)
             trajectory.exchanges = exchanges
             trajectory.reward = verdict.reward

@@ -193,13 +193,13 @@ def inspect(
         allow_writes=allow_writes,
         start_timeout_s=start_timeout,
     )
-    from art_mcp.inspect import describe_server, permissions_table
+    from art_mcp.describe import inspect_server
 
-    description = _run(describe_server(settings, _say))
+    description = _run(inspect_server(settings, _say))
     if as_json:
-        _print_json(description)
+        _print_json(description.as_json())
     else:
-        typer.echo(permissions_table(description))
+        typer.echo(description.as_text())
 
 
 @app.command(name="scenarios", epilog='Example: art-mcp scenarios "uvx mcp-server-time" --out scenarios.jsonl')

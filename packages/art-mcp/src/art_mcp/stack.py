@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.errors import ConfigError
@@ -13,10 +15,9 @@ from art_core.registry import open_engine
 from art_core.render import load_renderer
 from art_core.serve.server import ModelServer
 from art_core.weights.source import ModelSource, resolve_model
-from art_mcp.connect import ServerCommand, open_session
+from art_mcp.describe import inspect_server
 from art_mcp.inspect import openai_tool
 from art_mcp.pool import ServerPool
-from art_mcp.safety import Permission, permissions
 from art_mcp.settings import RunSettings
 from art_mcp.types import McpTool, ToolResult
 
@@ -30,60 +31,43 @@ Say = Callable[[str], None]
 class Toolbox:
     """The callable tools of a server, and a way to call them.
 
-    With `stateful` tools (a work folder, or writes) a rollout keeps one server process to itself from its first call
-    to its end. Otherwise a process is its alone for the length of each call.
+    A server that keeps something between calls (it has a work folder, or tools that may write) gives each rollout a
+    process of its own, from before its first call to its end. Otherwise a process is a rollout's alone for the length
+    of each call.
     """
 
     pool: ServerPool
     tools: Mapping[str, McpTool]
     stateful: bool
 
-    @property
+    @functools.cached_property
     def specs(self) -> list[dict[str, Any]]:
         """The tools as the model is shown them."""
         return [openai_tool(tool) for tool in self.tools.values()]
 
     @contextlib.asynccontextmanager
-    async def caller(self) -> AsyncIterator[_Caller]:
+    async def caller(self) -> AsyncIterator[RolloutCaller]:
         """A `ToolCaller` for one rollout."""
-        async with contextlib.AsyncExitStack() as stack:
-            yield _Caller(self, stack)
+        if self.stateful:
+            async with self.pool.session() as session:
+                yield RolloutCaller(session.call, session.workdir)
+        else:
+            yield RolloutCaller(self._call_alone, None)
+
+    async def _call_alone(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        async with self.pool.session() as session:
+            return await session.call(name, arguments)
 
 
-class _Caller:
-    def __init__(self, toolbox: Toolbox, stack: contextlib.AsyncExitStack) -> None:
-        self._toolbox = toolbox
-        self._stack = stack
-        self._held: Any = None
+@dataclass(frozen=True)
+class RolloutCaller:
+    """Executes the calls of one rollout. `workdir` is the folder its server process works in, if it has one."""
+
+    execute: Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
+    workdir: Path | None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        if not self._toolbox.stateful:
-            async with self._toolbox.pool.session() as session:
-                return await session.call(name, arguments)
-        if self._held is None:
-            self._held = await self._stack.enter_async_context(self._toolbox.pool.session())
-        result: ToolResult = await self._held.call(name, arguments)
-        return result
-
-
-async def inspect_server(settings: RunSettings, say: Say) -> tuple[ServerCommand, list[Permission]]:
-    """Start the server once, list its tools and decide which may be called.
-
-    Raises:
-        ServerStartError: it does not start, exits or never answers.
-    """
-    command = ServerCommand.parse(settings.server)
-    async with open_session(
-        command, start_timeout_s=settings.start_timeout_s, call_timeout_s=settings.call_timeout_s, log=say
-    ) as session:
-        tools = session.tools
-    granted = permissions(
-        tools,
-        allow_tools=settings.allow_tools,
-        allow_writes=settings.allow_writes,
-        deny_tools=settings.deny_tools,
-    )
-    return command, granted
+        return await self.execute(name, arguments)
 
 
 @contextlib.asynccontextmanager
@@ -94,24 +78,25 @@ async def open_toolbox(settings: RunSettings, say: Say) -> AsyncIterator[Toolbox
         ServerStartError: the server does not start.
         ConfigError: no tool may be called.
     """
-    command, granted = await inspect_server(settings, say)
-    for permission in granted:
+    server = await inspect_server(settings, say)
+    for permission in server.permissions:
         say(
             f"tool {permission.tool.name}: {'callable' if permission.callable else 'not callable'}, {permission.reason}"
         )
-    callable_tools = [permission.tool for permission in granted if permission.callable]
+    callable_tools = [permission.tool for permission in server.permissions if permission.callable]
     if not callable_tools:
         raise ConfigError(
-            f"{settings.server!r} has {len(granted)} tools and none may be called; "
+            f"{settings.server!r} has {len(server.permissions)} tools and none may be called; "
             "allow some with --allow-tool NAME, or all with --allow-writes"
         )
-    stateful = command.uses_workdir or any(tool.annotations.read_only is not True for tool in callable_tools)
+    stateful = server.command.uses_workdir or any(tool.annotations.read_only is not True for tool in callable_tools)
     async with ServerPool(
-        command,
+        server.command,
         size=settings.server_processes,
         reuse=not stateful,
         start_timeout_s=settings.start_timeout_s,
         call_timeout_s=settings.call_timeout_s,
+        log=say,
     ) as pool:
         yield Toolbox(pool, {tool.name: tool for tool in callable_tools}, stateful)
 
@@ -150,7 +135,3 @@ async def open_model(settings: RunSettings, say: Say) -> AsyncIterator[ServedMod
                 yield ServedModel(source, renderer, engine, server, client, source.name)
     finally:
         await engine.aclose()
-
-
-def tool_names(tools: Sequence[McpTool]) -> str:
-    return ", ".join(tool.name for tool in tools)

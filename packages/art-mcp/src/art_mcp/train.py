@@ -291,7 +291,7 @@ async def _open_run(
         )
         probe = model.renderer.render_ids(
             [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": train_set[0].task}],
-            tools=[spec["function"] for spec in toolbox.specs],
+            tools=toolbox.specs,
             add_generation_prompt=True,
         )
         canary = WeightSyncCanary(probe, _TOLERANCE[_dtype_name(settings)])

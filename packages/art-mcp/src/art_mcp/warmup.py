@@ -43,6 +43,7 @@ async def demonstration_rows(
 
 async def _demonstrate(scenario: Scenario, model: ServedModel, toolbox: Toolbox) -> TokenSample:
     async with toolbox.caller() as caller:
+        scenario = scenario.in_workdir(caller.workdir)
         result = await caller.call(scenario.tool, scenario.arguments)
     if result.is_error:
         raise InfrastructureError(
@@ -61,7 +62,7 @@ async def _demonstrate(scenario: Scenario, model: ServedModel, toolbox: Toolbox)
         {"role": "tool", "tool_call_id": "call_demo", "content": result.text},
         {"role": "assistant", "content": demonstration(scenario, result)},
     ]
-    rendered = model.renderer.render(messages, tools=[spec["function"] for spec in toolbox.specs])
+    rendered = model.renderer.render(messages, tools=toolbox.specs)
     return _row(f"demo-{scenario.id}", rendered.token_ids, rendered.sampled_mask)
 
 

@@ -59,6 +59,14 @@ def merged_weight(base: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
     return torch.addmm(base.float(), b.float(), a.float(), alpha=scale).to(base.dtype)
 
 
+def lora_gradients(x: Tensor, grad_y: Tensor, a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Gradients of the factors of `y = x (W + scale B A)^T`, for `x` (tokens, in) and `grad_y` (tokens, out)."""
+    a_cast, b_cast = a.to(grad_y.dtype), b.to(grad_y.dtype)
+    grad_b = (grad_y.T @ (x @ a_cast.T)).to(b.dtype) * scale
+    grad_a = ((grad_y @ b_cast).T @ x).to(a.dtype) * scale
+    return grad_a, grad_b
+
+
 class _MergedLinear(torch.autograd.Function):
     """y = x W^T with the merged W, and the exact gradients of x, A and B. W itself gets none."""
 
@@ -73,9 +81,7 @@ class _MergedLinear(torch.autograd.Function):
         x, a, b, merged = ctx.saved_tensors
         grad_y = grad_outputs[0].flatten(0, -2)  # (tokens, out)
         flat_x = x.flatten(0, -2)  # (tokens, in)
-        a_cast, b_cast = a.to(grad_y.dtype), b.to(grad_y.dtype)
-        grad_b = (grad_y.T @ (flat_x @ a_cast.T)).to(b.dtype) * ctx.scale
-        grad_a = ((grad_y @ b_cast).T @ flat_x).to(a.dtype) * ctx.scale
+        grad_a, grad_b = lora_gradients(flat_x, grad_y, a, b, ctx.scale)
         grad_x = (grad_y @ merged).view_as(x) if ctx.needs_input_grad[0] else None
         return grad_x, grad_a, grad_b, None, None
 
@@ -83,12 +89,14 @@ class _MergedLinear(torch.autograd.Function):
 class LoraLinear(nn.Module):
     """Stands in for a frozen `nn.Linear`. Call `refresh()` after each change of `lora_A` or `lora_B`."""
 
-    lora_A: nn.Parameter
-    lora_B: nn.Parameter
+    base: Tensor
+    merged: Tensor
+    lora_A: nn.Parameter  # noqa: N815 - PEFT's names
+    lora_B: nn.Parameter  # noqa: N815
 
     def __init__(self, base: nn.Linear, config: LoraConfig, generator: torch.Generator) -> None:
         super().__init__()
-        self.register_buffer("base", base.weight.detach(), persistent=False)
+        self.register_buffer("base", _smallest_exact(base.weight.detach()), persistent=False)
         self.register_buffer("merged", base.weight.detach().clone(), persistent=False)
         self.bias = None if base.bias is None else nn.Parameter(base.bias.detach(), requires_grad=False)
         self.scale = config.scale
@@ -105,7 +113,14 @@ class LoraLinear(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        self.merged.copy_(merged_weight(self.base, self.lora_A, self.lora_B, self.scale))  # type: ignore[operator, arg-type]
+        base = self.base.to(self.merged.dtype)
+        self.merged.copy_(merged_weight(base, self.lora_A, self.lora_B, self.scale))
+
+
+def _smallest_exact(weight: Tensor) -> Tensor:
+    """`weight`, in bfloat16 if that changes no value, as for every model that was published in bfloat16."""
+    short = weight.bfloat16()
+    return short if torch.equal(short.to(weight.dtype), weight) else weight
 
 
 def target_linears(model: nn.Module, config: LoraConfig) -> Iterator[tuple[str, nn.Linear]]:
@@ -126,9 +141,12 @@ def target_linears(model: nn.Module, config: LoraConfig) -> Iterator[tuple[str, 
         unmatched.discard(leaf)
         yield name, module
     if unmatched:
+        present = sorted(
+            {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        )
         raise ConfigError(
             f"LoRA target_modules {sorted(unmatched)} match no layer of {type(model).__name__}; "
-            f"its linear layers are called {sorted({n.rpartition('.')[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})}"
+            f"its linear layers are called {present}"
         )
 
 
@@ -175,7 +193,9 @@ def read_adapter(folder: Path) -> Adapter:
         description = json.loads((folder / "adapter_config.json").read_text())
         tensors = load_file(folder / "adapter_model.safetensors")
     except (OSError, ValueError, SafetensorError) as error:
-        raise AdapterMismatchError(f"{folder}: no readable adapter ({error}); wanted a folder in PEFT's format") from error
+        raise AdapterMismatchError(
+            f"{folder}: no readable adapter ({error}); wanted a folder in PEFT's format"
+        ) from error
     if description.get("modules_to_save") or description.get("bias", "none") != "none" or description.get("use_dora"):
         raise AdapterMismatchError(
             f"{folder}: the adapter trains more than low-rank factors (modules_to_save, bias or DoRA); "
@@ -185,7 +205,9 @@ def read_adapter(folder: Path) -> Adapter:
         rank=description["r"], alpha=description["lora_alpha"], target_modules=tuple(description["target_modules"])
     )
     if description.get("use_rslora"):
-        config = LoraConfig(rank=config.rank, alpha=config.alpha * config.rank**0.5, target_modules=config.target_modules)
+        config = LoraConfig(
+            rank=config.rank, alpha=config.alpha * config.rank**0.5, target_modules=config.target_modules
+        )
     factors: dict[str, tuple[Tensor, Tensor]] = {}
     unknown = []
     for key, tensor in tensors.items():

@@ -1,0 +1,132 @@
+"""The open record of each trajectory, and how its next prompt continues it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from art_core.errors import ConfigError, UnknownTrajectoryError
+from art_core.render.base import ChatRenderer
+from art_core.render.messages import canonical_json, message_key
+from art_core.types import ChatMessage, Exchange, ToolSpec
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids to continue. `forked`: the trajectory has exchanges, and these ids extend none of them."""
+
+    ids: tuple[int, ...]
+    forked: bool = False
+
+
+class Session:
+    """The exchanges of one trajectory, in the order in which they finished."""
+
+    def __init__(self, trajectory_id: str) -> None:
+        self.trajectory_id = trajectory_id
+        self.exchanges: list[Exchange] = []
+        self.closed = False
+        self._by_conversation: dict[str, Exchange] = {}
+
+    def prompt(self, renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Prompt:
+        """The prompt for `messages`.
+
+        Where they continue an exchange of this trajectory (its messages, then its answer in any of the spellings that
+        clients echo, with the same tools), the recorded ids of the longest such exchange are extended by the new
+        messages alone. Otherwise, and where the renderer cannot prove the extension, everything is rendered anew.
+        """
+        conversations = list(_conversation_keys(tools, messages))
+        for size in range(len(messages), 0, -1):
+            exchange = self._by_conversation.get(conversations[size - 1])
+            if exchange is None:
+                continue
+            bridged = renderer.bridge_to_next_turn(
+                exchange.prompt_ids, exchange.completion_ids, messages[size:], tools=tools
+            )
+            if bridged is not None:
+                return Prompt(tuple(bridged.token_ids))
+            break
+        ids = tuple(renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
+        extends = any(_starts_with(ids, exchange) for exchange in self.exchanges)
+        return Prompt(ids, forked=bool(self.exchanges) and not extends)
+
+    def record(self, exchange: Exchange) -> None:
+        """Add a finished exchange.
+
+        Raises:
+            UnknownTrajectoryError: the trajectory was closed while the exchange was made.
+        """
+        self.check_open()
+        self.exchanges.append(exchange)
+        *_, conversation = _conversation_keys(exchange.tools, [*exchange.messages, exchange.response])
+        self._by_conversation[conversation] = exchange
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise UnknownTrajectoryError(
+                f"trajectory {self.trajectory_id!r} was closed while this call was running; its answer is not recorded"
+            )
+
+
+class Sessions:
+    """The trajectories that are open."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Session] = {}
+
+    def open(self, trajectory_id: str) -> Session:
+        """Begin to record under `trajectory_id`.
+
+        Raises:
+            ConfigError: the id is empty, or is open already.
+        """
+        if not trajectory_id:
+            raise ConfigError("the trajectory id is empty; wanted a name that is used once")
+        if trajectory_id in self._open:
+            raise ConfigError(f"trajectory {trajectory_id!r} is open already; give each rollout an id of its own")
+        session = self._open[trajectory_id] = Session(trajectory_id)
+        return session
+
+    def get(self, trajectory_id: str) -> Session:
+        """The open record of `trajectory_id`.
+
+        Raises:
+            UnknownTrajectoryError: it is not open.
+        """
+        session = self._open.get(trajectory_id)
+        if session is None:
+            raise UnknownTrajectoryError(
+                f"trajectory {trajectory_id!r} is not open; open it before its first call, and make no call after "
+                "it was closed"
+            )
+        return session
+
+    def close(self, trajectory_id: str) -> list[Exchange]:
+        """End the record of `trajectory_id` and return it. A call still running under it fails.
+
+        Raises:
+            UnknownTrajectoryError: it is not open.
+        """
+        session = self.get(trajectory_id)
+        del self._open[trajectory_id]
+        session.closed = True
+        return session.exchanges
+
+    def close_all(self) -> None:
+        """End every record; what was not fetched with `close` is dropped."""
+        for trajectory_id in list(self._open):
+            self.close(trajectory_id)
+
+
+def _starts_with(ids: tuple[int, ...], exchange: Exchange) -> bool:
+    recorded = exchange.prompt_ids + exchange.completion_ids
+    return ids[: len(recorded)] == recorded
+
+
+def _conversation_keys(tools: Sequence[ToolSpec], messages: Sequence[ChatMessage]) -> Iterator[str]:
+    """For each message, a key of the conversation up to and with it: equal for equal tools and messages."""
+    digest = hashlib.sha256(canonical_json(list(tools)).encode())
+    for message in messages:
+        digest.update(b"\0" + message_key(message).encode())
+        yield digest.copy().hexdigest()

@@ -1,0 +1,256 @@
+"""The native trainer: LoRA with AdamW on plain torch, on whatever this machine has."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from art_core.errors import (
+    AdapterMismatchError,
+    ConfigError,
+    ContextLengthError,
+    DataError,
+    NonFiniteLossError,
+    TrainerClosedError,
+)
+from art_core.trainers.batch import pack
+from art_core.trainers.gradient import accumulate_gradient
+from art_core.trainers.optimizer_state import apply_optimizer, read_optimizer, write_optimizer
+from art_core.trainers.policy import LoraPolicy, plain_row
+from art_core.types import Checkpoint, Objective, StepReport, TokenSample
+from art_core.weights.lora import LoraConfig, read_adapter, write_adapter
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeTrainerConfig:
+    """What makes a trainer; the loss and the learning rate come with each step.
+
+    `base_model` is the name that stored adapters give as theirs. `micro_batch_tokens` bounds the memory of a step: of a
+    model of 135 M parameters in float32, about 1 MB per token. `grad_clip` bounds the global norm of the gradient.
+    """
+
+    model_folder: Path
+    base_model: str
+    seed: int
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    dtype: str = "auto"
+    micro_batch_tokens: int = 1536
+    grad_clip: float = 1.0
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.99)
+
+    def __post_init__(self) -> None:
+        if self.micro_batch_tokens < 1:
+            raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}; wanted 1 or more")
+        if not self.grad_clip > 0.0:
+            raise ConfigError(f"grad_clip is {self.grad_clip}; wanted a number above 0, or inf for no limit")
+        if not 0.0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"weight_decay is {self.weight_decay}; wanted 0 or more")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ConfigError(f"betas are {self.betas}; wanted two numbers from 0 to below 1")
+
+
+class _StepCancelledError(Exception):
+    """Ends a step in the worker whose caller no longer waits for it. Never seen outside."""
+
+
+class _StepGuard:
+    """Settles whether a step takes place. After `cancel` returns, it has either been made or never will be."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+
+    def check(self) -> None:
+        if self._cancelled:
+            raise _StepCancelledError
+
+    @contextmanager
+    def commit(self) -> Iterator[None]:
+        with self._lock:
+            self.check()
+            yield
+
+
+class NativeTrainer:
+    """Satisfies `art_core.protocols.Trainer`. All torch work is done in one worker thread, one call after the other.
+
+    Cancelling a `step` ends it within one layer's computation; `step_count` then tells whether it was made.
+
+    Raises:
+        ModelNotFoundError, ConfigError: as `LoraPolicy`.
+    """
+
+    def __init__(self, config: NativeTrainerConfig) -> None:
+        self._config = config
+        self._policy = LoraPolicy(config.model_folder, config.lora, seed=config.seed, dtype=config.dtype)
+        self._parameters = self._policy.parameters
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(), betas=config.betas, weight_decay=config.weight_decay
+        )
+        self._step_count = 0
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="art-trainer")
+        self._closed = False
+
+    @property
+    def step_count(self) -> int:
+        return self._step_count
+
+    async def step(self, rows: Sequence[TokenSample], objective: Objective) -> StepReport:
+        guard = _StepGuard()
+        return await self._in_worker(lambda: self._step(tuple(rows), objective, guard), guard)
+
+    async def logprobs(self, token_ids: Sequence[int], *, num_completion: int) -> list[float]:
+        if not 0 < num_completion < len(token_ids):
+            raise DataError(
+                f"{num_completion} completion tokens of a sequence of {len(token_ids)}; wanted at least one, and at "
+                "least one token before them"
+            )
+        guard = _StepGuard()
+        return await self._in_worker(lambda: self._logprobs(list(token_ids), num_completion, guard), guard)
+
+    def save(self, folder: Path) -> None:
+        self._blocking(lambda: self._save(folder))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from `checkpoint`.
+
+        Raises:
+            StorageError: its optimiser state is missing or damaged.
+            AdapterMismatchError: it belongs to another model, configuration or step. In either case this trainer is
+                as before.
+        """
+        self._blocking(lambda: self._restore(checkpoint))
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await asyncio.to_thread(self._worker.shutdown, wait=True, cancel_futures=True)
+            del self._policy, self._parameters, self._optimizer
+
+    async def _in_worker(self, work: Callable[[], _Result], guard: _StepGuard) -> _Result:
+        self._check_open()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        except asyncio.CancelledError:
+            guard.cancel()
+            raise
+
+    def _blocking(self, work: Callable[[], _Result]) -> _Result:
+        self._check_open()
+        return self._worker.submit(work).result()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TrainerClosedError("this trainer was closed; open a new one and restore the last checkpoint")
+
+    def _step(self, rows: tuple[TokenSample, ...], objective: Objective, guard: _StepGuard) -> StepReport:
+        started = time.perf_counter()
+        self._check_rows(rows, objective)
+        batches = pack(rows, max_tokens=self._config.micro_batch_tokens)
+        if not batches:
+            raise DataError(
+                f"none of the {len(rows)} rows has a trained token, so there is nothing to learn from; "
+                "rows need tokens that the policy sampled, with their logprobs"
+            )
+        try:
+            sums = accumulate_gradient(self._policy, rows, batches, objective, on_layer=guard.check)
+            grad_norm = float(
+                torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), max_norm=self._config.grad_clip)
+            )
+            if not math.isfinite(grad_norm):
+                raise NonFiniteLossError(
+                    f"step {self._step_count + 1}: the gradient's norm is {grad_norm} although the loss is finite "
+                    f"({sums.loss:.4g}); nothing was changed. Lower the learning rate, or look for logprobs that are "
+                    f"far from the policy's (largest difference {sums.shift.max_abs_log_ratio:.3g})"
+                )
+            with guard.commit():
+                for group in self._optimizer.param_groups:
+                    group["lr"] = objective.learning_rate
+                self._optimizer.step()
+                self._policy.refresh()
+                self._step_count += 1
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+        elapsed_s = time.perf_counter() - started
+        computed = sum(len(batch) for batch in batches)
+        metrics = {
+            "train/loss": sums.loss,
+            "train/grad_norm": grad_norm,
+            "train/entropy": sums.entropy / sums.num_trained,
+            "train/learning_rate": objective.learning_rate,
+            "train/rows": float(len(rows)),
+            "train/rows_untrained": float(sum(not any(row.trained) for row in rows)),
+            "train/trained_tokens": float(sums.num_trained),
+            "train/row_tokens": float(sum(batch.row_tokens for batch in batches)),
+            "train/computed_tokens": float(computed),
+            "train/micro_batches": float(len(batches)),
+            "train/step_s": elapsed_s,
+            "train/tokens_per_s": computed / elapsed_s,
+        }
+        if objective.loss != "sft":
+            metrics |= sums.shift.metrics()
+            metrics["train/policy_lag_max"] = float(self._step_count - 1 - min(row.policy_version for row in rows))
+        return StepReport(self._step_count, metrics)
+
+    def _check_rows(self, rows: Sequence[TokenSample], objective: Objective) -> None:
+        """Refuse rows that this model cannot compute, naming the trajectory."""
+        limit = self._policy.max_context_tokens
+        for row in rows:
+            if limit is not None and len(row.token_ids) > limit:
+                raise ContextLengthError(
+                    f"row of trajectory {row.trajectory_id!r}: {len(row.token_ids)} tokens, but the model reads at "
+                    f"most {limit}; shorten the rollouts"
+                )
+            self._check_ids(row.token_ids, f"row of trajectory {row.trajectory_id!r}")
+            if objective.loss != "sft" and row.policy_version > self._step_count:
+                raise DataError(
+                    f"row of trajectory {row.trajectory_id!r}: sampled by policy version {row.policy_version}, but "
+                    f"this trainer has made {self._step_count} steps; restore the checkpoint that the engine serves"
+                )
+
+    def _check_ids(self, token_ids: Sequence[int], what: str) -> None:
+        size = self._policy.vocabulary_size
+        unknown = next((token for token in token_ids if not 0 <= token < size), None)
+        if unknown is not None:
+            raise DataError(f"{what}: token id {unknown} is not of this model, which has ids 0 to {size - 1}")
+
+    def _logprobs(self, token_ids: list[int], num_completion: int, guard: _StepGuard) -> list[float]:
+        self._check_ids(token_ids, "logprobs")
+        (batch,) = pack([plain_row(token_ids, num_completion=num_completion)], max_tokens=len(token_ids))
+        with torch.no_grad():
+            logp_U, _ = self._policy.logprobs(batch, on_layer=guard.check)
+        return [float(value) for value in logp_U]
+
+    def _save(self, folder: Path) -> None:
+        write_adapter(folder, self._config.lora, self._policy.layers, base_model=self._config.base_model)
+        write_optimizer(folder, self._optimizer, self._parameters, step_count=self._step_count)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        adapter = read_adapter(checkpoint.path)
+        self._policy.check_adapter(adapter, source=str(checkpoint.path))
+        state = read_optimizer(checkpoint.path, self._parameters)
+        if state.step_count != checkpoint.step:
+            raise AdapterMismatchError(
+                f"{checkpoint.path}: holds the optimiser of step {state.step_count}, but is given as step "
+                f"{checkpoint.step}; its files are not of one checkpoint"
+            )
+        self._policy.set_factors(adapter.factors)
+        apply_optimizer(state, self._optimizer, self._parameters)
+        self._step_count = state.step_count

@@ -1,0 +1,190 @@
+"""What a request may say, and how a refusal is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from art_core.errors import ContextLengthError, DataError, EngineClosedError, UnknownTrajectoryError
+from art_core.serve.wire import (
+    ApiError,
+    ChatRequest,
+    as_api_error,
+    logprobs_content,
+    sse,
+    usage,
+    wire_finish_reason,
+)
+
+USER = {"role": "user", "content": "u"}
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+
+
+def parse(**fields: Any) -> ChatRequest:
+    return ChatRequest.parse(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
+
+
+def refused(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        parse(**fields)
+    assert caught.value.status == 400
+    assert caught.value.body()["error"]["type"] == "invalid_request_error"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", ["\n"]),
+        ("stop", "x"),
+        ("n", 2),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
+        ("parallel_tool_calls", False),
+        ("top_logprobs", 5),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("logit_bias", {"5": 1.0}),
+        ("response_format", {"type": "json_object"}),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(field: str, value: Any) -> None:
+    error = refused(**{field: value})
+    assert error.code == "unsupported_parameter"
+    assert str(error).startswith(f"'{field}' is ")
+    assert "supports only" in str(error)
+
+
+def test_b026_an_unknown_field_is_refused_by_name() -> None:
+    error = refused(max_new_tokens=5)
+    assert (error.code, error.param) == ("unsupported_parameter", "max_new_tokens")
+
+
+def test_fields_of_openais_own_service_and_neutral_values_are_accepted() -> None:
+    parse(
+        user="u", store=True, metadata={"a": "b"}, service_tier="auto", safety_identifier="s", prompt_cache_key="k",
+        n=1, stop=[], presence_penalty=0.0, frequency_penalty=0, logit_bias={}, response_format={"type": "text"},
+        parallel_tool_calls=True, top_logprobs=0, tool_choice="auto", tools=None, seed=None, stream_options=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -5}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"x": 1}}, "stream_options.x"),
+        ({"messages": []}, "messages"),
+        ({"messages": ["hi"]}, "messages.0"),
+        ({"messages": [{"role": "narrator", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
+        ({"messages": [USER, {"role": "user", "content": {"a": 1}}]}, "messages[1]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": "x", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0]"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
+        ({"messages": [{"role": "assistant", "reasoning": {"x": 1}}]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "tool_call_id": 5}]}, "messages[0].tool_call_id"),
+        ({"tools": [{"type": "custom"}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools[0].function.parameters"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_with_the_path_to_it(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b"\xff", b'{"model": "m"} x', b'{"model": NaN}', b'{"temperature": 1e999}',
+        b'{"messages": "\\ud800"}', b"[" * 100_000, b'{"a":' * 80 + b"1" + b"}" * 80,
+    ],
+)  # fmt: skip
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError, match="the body is") as caught:
+        ChatRequest.parse(body)
+    assert caught.value.status == 400
+
+
+def sampling(*, prompt: int, context: int = 64, **fields: Any) -> Any:
+    return parse(**fields).sampling(num_prompt_tokens=prompt, max_context_tokens=context, stop_token_ids=[2])
+
+
+def test_the_default_limit_is_what_the_prompt_leaves() -> None:
+    assert sampling(prompt=60).max_tokens == 4
+
+
+@pytest.mark.parametrize(("prompt", "fields"), [(70, {}), (64, {}), (60, {"max_tokens": 32})])
+def test_b049_what_does_not_fit_has_a_code_of_its_own(prompt: int, fields: dict[str, Any]) -> None:
+    with pytest.raises(ContextLengthError) as caught:
+        sampling(prompt=prompt, **fields)
+    assert as_api_error(caught.value).code == "context_length_exceeded"
+    assert as_api_error(caught.value).status == 400
+
+
+def test_b050_nothing_but_the_request_decides_the_distribution() -> None:
+    drawn = sampling(prompt=4)
+    assert (drawn.temperature, drawn.top_p, drawn.top_k, drawn.seed) == (1.0, 1.0, 0, None)
+    asked = sampling(prompt=4, temperature=0, top_p=0.5, top_k=3, seed=7, max_completion_tokens=5)
+    assert (asked.temperature, asked.top_p, asked.top_k, asked.seed, asked.max_tokens) == (0.0, 0.5, 3, 7, 5)
+    assert asked.stop_token_ids == (2,)
+
+
+def test_tool_choice_none_offers_no_tool() -> None:
+    assert parse(tools=[TOOL]).offered_tools == [TOOL]
+    assert parse(tools=[TOOL], tool_choice="none").offered_tools == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (DataError("x"), 400, None),
+        (UnknownTrajectoryError("x"), 404, "unknown_trajectory"),
+        (EngineClosedError("x"), 503, "engine_closed"),
+        (RecursionError("x"), 400, None),
+        (KeyError("x"), 500, "internal_error"),
+    ],
+)
+def test_errors_have_a_status_and_a_code(error: Exception, status: int, code: str | None) -> None:
+    told = as_api_error(error)
+    assert (told.status, told.code) == (status, code)
+    assert set(told.body()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_b051_logprobs_are_finite_and_bytes_null_for_a_part_of_a_character() -> None:
+    content = logprobs_content(["é", "\ufffd"], [float("-inf"), -0.5])["content"]
+    assert content == [
+        {"token": "é", "logprob": -9999.0, "bytes": [195, 169], "top_logprobs": []},
+        {"token": "\ufffd", "logprob": -0.5, "bytes": None, "top_logprobs": []},
+    ]
+
+
+def test_b051_no_event_can_hold_nan() -> None:
+    assert sse({"a": "é\n"}) == 'data: {"a":"é\\n"}\n\n'.encode()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        sse({"a": float("nan")})
+
+
+def test_usage_adds_up() -> None:
+    assert usage(3, 4) == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+
+
+def test_the_finish_reason_tells_calls_only_of_a_whole_answer() -> None:
+    calls: dict[str, Any] = {"tool_calls": [{}]}
+    assert [wire_finish_reason("stop", calls), wire_finish_reason("length", calls), wire_finish_reason("stop", {})] == [
+        "tool_calls",
+        "length",
+        "stop",
+    ]

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+from art_core.errors import DataError
+from art_core.loop import training_rows
+from art_core.types import Exchange, RolloutError, Sampling, ScoredGroup, Trajectory, TrajectoryGroup
+
+
+def exchange(prompt: list[int], completion: list[int], *, version: int = 0, cut: bool = False) -> Exchange:
+    return Exchange(
+        id=f"x{len(prompt)}",
+        trajectory_id="t",
+        messages=({"role": "user", "content": "hi"},),
+        response={"role": "assistant", "content": "yo"},
+        prompt_ids=tuple(prompt),
+        completion_ids=tuple(completion),
+        logprobs=tuple(-0.5 for _ in completion),
+        finish_reason="length" if cut else "stop",
+        sampling=Sampling(max_tokens=8),
+        policy_version=version,
+        started_at=0.0,
+        ended_at=1.0,
+    )
+
+
+def group(*rewards: float | None, exchanges: list[Exchange] | None = None) -> ScoredGroup:
+    members = tuple(
+        Trajectory(id=f"t{index}", scenario_id="s", exchanges=exchanges or [exchange([1, 2], [3, 4])])
+        for index in range(len(rewards))
+    )
+    return TrajectoryGroup("s", members).with_scores(rewards)
+
+
+def test_a_group_with_signal_gives_a_row_per_trajectory_with_its_advantage() -> None:
+    rows, counters = training_rows([group(1.0, 0.0)], policy_version=0, scale_by_std=False)
+    assert [row.advantage for row in rows] == [0.5, -0.5]
+    assert rows[0].token_ids == (1, 2, 3, 4)
+    assert rows[0].trained == (False, False, True, True)
+    assert rows[0].logprobs == (0.0, 0.0, -0.5, -0.5)
+    assert counters["trajectories/trained"] == 2
+
+
+def test_groups_that_teach_nothing_are_counted_by_reason() -> None:
+    rows, counters = training_rows([group(1.0, 1.0, 1.0), group(1.0, None), group(0.5, 0.5 + 1e-9)], policy_version=0)
+    assert rows == []
+    assert counters["groups/total"] == 3
+    assert counters["groups/without_signal"] == 2
+    assert counters["groups/too_small"] == 1
+    assert counters["trajectories/excluded"] == 1
+
+
+def test_an_unscored_member_changes_nobody_elses_advantage() -> None:
+    with_unscored, _ = training_rows([group(None, 1.0, 0.0)], policy_version=0)
+    without, _ = training_rows([group(1.0, 0.0)], policy_version=0)
+    assert [row.advantage for row in with_unscored] == [row.advantage for row in without]
+
+
+def test_a_trajectory_with_an_error_is_excluded_even_when_it_has_a_score() -> None:
+    broken = Trajectory(id="t", scenario_id="s", error=RolloutError(kind="InfrastructureError", message="server died"))
+    scored = TrajectoryGroup("s", (broken,)).with_scores([0.0])
+    assert scored.members == ()
+    assert scored.num_excluded == 1
+
+
+def test_rows_of_one_trajectory_share_its_advantage_and_weigh_once_in_the_mean() -> None:
+    forked = Trajectory(id="a", scenario_id="s", exchanges=[exchange([1], [2]), exchange([5], [6]), exchange([7], [8])])
+    plain = Trajectory(id="b", scenario_id="s", exchanges=[exchange([1], [3])])
+    scored = TrajectoryGroup("s", (forked, plain)).with_scores([1.0, 0.0])
+    rows, counters = training_rows([scored], policy_version=0, scale_by_std=False)
+    assert [row.advantage for row in rows] == [0.5, 0.5, 0.5, -0.5]
+    assert counters["trajectories/forks"] == 2
+
+
+def test_cut_trajectories_are_counted() -> None:
+    _, counters = training_rows([group(1.0, 0.0, exchanges=[exchange([1], [2], cut=True)])], policy_version=0)
+    assert counters["trajectories/truncated"] == 2
+
+
+def test_training_on_another_policys_samples_is_refused() -> None:
+    stale = group(1.0, 0.0, exchanges=[exchange([1], [2], version=3)])
+    with pytest.raises(DataError, match="policy version 3, but version 4"):
+        training_rows([stale], policy_version=4)
+
+
+@pytest.mark.parametrize("scores", [[1.0], [1.0, 0.0, 0.5], [1.0, float("nan")], [float("inf"), 0.0]])
+def test_scores_that_do_not_fit_the_group_are_refused(scores: list[float]) -> None:
+    members = tuple(Trajectory(id=f"t{index}", scenario_id="s") for index in range(2))
+    with pytest.raises(DataError, match="group 's'"):
+        TrajectoryGroup("s", members).with_scores(scores)
