@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from art_core.errors import (
     AdapterMismatchError,
@@ -40,6 +41,15 @@ def row(
         policy_version=policy_version,
         trajectory_id=trajectory_id,
     )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Products this small gain nothing from threads, and waiting for a busy core makes them a hundred times slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +120,7 @@ async def test_every_loss_makes_a_step(trainer: Trainer, loss: str) -> None:
 @pytest.mark.parametrize("rows", [[], [row(trained=(False, False, False))]], ids=["no row", "no trained token"])
 async def test_nothing_to_learn_from_is_refused_and_changes_nothing(trainer: Trainer, rows: list[TokenSample]) -> None:
     before = await probe(trainer)
-    with pytest.raises(DataError, match="no.* trained token|nothing to learn"):
+    with pytest.raises(DataError, match=r"no.* trained token|nothing to learn"):
         await trainer.step(rows, RL)
     assert trainer.step_count == 0
     assert await probe(trainer) == before
@@ -153,7 +163,7 @@ async def test_supervised_rows_need_no_record(trainer: Trainer) -> None:
 
 
 async def test_a_row_of_a_policy_that_does_not_exist_yet_is_refused(trainer: Trainer) -> None:
-    with pytest.raises(DataError, match="'future'.*version 1.*0 steps"):
+    with pytest.raises(DataError, match=r"'future'.*version 1.*0 steps"):
         await trainer.step([row(policy_version=1, trajectory_id="future")], RL)
     assert trainer.step_count == 0
 
@@ -220,7 +230,7 @@ async def test_an_empty_checkpoint_is_refused_and_changes_nothing(trainer: Train
 
 async def test_a_checkpoint_under_the_name_of_another_step_is_refused(trainer: Trainer, tmp_path: Path) -> None:
     checkpoint = saved(trainer, tmp_path / "checkpoint")
-    with pytest.raises(AdapterMismatchError, match="step 0.*step 5"):
+    with pytest.raises(AdapterMismatchError, match=r"step 0.*step 5"):
         trainer.restore(Checkpoint(5, checkpoint.path))
 
 

@@ -8,10 +8,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from art_core.engines import attention
 from art_core.engines.attention import PIECE
 from art_core.engines.batcher import PROMPT_ROWS, Batcher, Request
-from art_core.engines.cache import PrefixCache
-from art_core.engines.invariance import linear_rows_agree, requests_agree
+from art_core.engines.cache import PrefixCache, SlotStore
+from art_core.engines.invariance import attention_rows_agree, linear_rows_agree, requests_agree
 from art_core.engines.served import ServedModel
 from art_core.testing import write_tiny_model
 from art_core.types import Sampling
@@ -59,6 +60,7 @@ def run(batcher: Batcher, *requests: Request) -> list[Result]:
 # Lengths around the borders of pieces, so that every kind of split occurs; all texts begin alike.
 LENGTHS = (1, 2, 63, 64, 65, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 2 * PIECE + 60, PROMPT_ROWS + 70)
 BASE = text(2 * PIECE + 20, seed=1)
+OPTIONS: list[dict[str, float]] = [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 7}]
 
 
 def family(index: int) -> Request:
@@ -66,7 +68,7 @@ def family(index: int) -> Request:
     length = LENGTHS[index % len(LENGTHS)]
     shared = BASE[: max(0, length - 1 - index % 7)]
     prompt = np.concatenate([shared, text(length - shared.size, seed=index)])
-    options: dict[str, float] = [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.9}, {"top_k": 7}][index % 4]  # type: ignore[list-item]
+    options = OPTIONS[index % len(OPTIONS)]
     return request(prompt, seed=index, max_tokens=3 + index % 9, **options)
 
 
@@ -96,12 +98,13 @@ def test_results_do_not_depend_on_load_order_or_cache(
     for index in [*order, *order[:6]]:  # the last six a second time, when much is cached
         by_index[index].append(family(index))
         batcher.waiting.append(by_index[index][-1])
-        if data.draw(st.integers(0, 5)) == 0:
+        if data.draw(st.integers(0, 5)) == 0:  # somebody who hangs up
             doomed.append(request(np.concatenate([BASE[:200], text(5, seed=index)]), max_tokens=100))
             batcher.waiting.append(doomed[-1])
         for _ in range(data.draw(st.integers(0, 2))):
             step(batcher, results)
-        if doomed and data.draw(st.booleans()):
+        hang_up = data.draw(st.booleans())
+        if doomed and hang_up:
             batcher.cancel(doomed.pop())
     for extra in doomed:
         batcher.cancel(extra)
@@ -196,4 +199,25 @@ def test_clear_forgets_requests_and_everything_computed(served: ServedModel) -> 
 
 def test_the_check_at_start_holds_here(served: ServedModel) -> None:
     assert linear_rows_agree(served.model)
+    assert attention_rows_agree(served.new_store(), served.facts.num_query_heads)
     assert requests_agree(new_batcher(served), 259)
+
+
+@pytest.mark.parametrize(("num_heads", "num_query_heads"), [(3, 9), (2, 2), (1, 8), (2, 10)])
+def test_attention_agrees_for_every_ratio_of_query_to_key_heads(num_heads: int, num_query_heads: int) -> None:
+    store = SlotStore(num_layers=1, num_heads=num_heads, head_dim=64, device=torch.device("cpu"))
+    assert attention_rows_agree(store, num_query_heads)
+
+
+def test_too_few_query_rows_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "MIN_QUERY_ROWS", 1)
+    store = SlotStore(num_layers=1, num_heads=3, head_dim=64, device=torch.device("cpu"))
+    if torch.equal(*_one_and_four_rows()):
+        pytest.skip("this machine multiplies one row as it multiplies four")
+    assert not attention_rows_agree(store, 3)
+
+
+def _one_and_four_rows() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    rows, keys = torch.randn(3, 4, 64, generator=generator), torch.randn(3, 64, 128, generator=generator)
+    return torch.bmm(rows[:, :1], keys), torch.bmm(rows, keys)[:, :1]

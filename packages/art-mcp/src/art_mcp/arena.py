@@ -142,7 +142,7 @@ class Arena:
 
     def _count(self, tally: _Tally, trajectory: Trajectory) -> None:
         tally.add(trajectory)
-        self.progress.advance(tokens=trajectory.num_trained_tokens, **tally.figures())
+        self.progress.advance(tally.figures(), tokens=trajectory.num_trained_tokens)
 
 
 @dataclass

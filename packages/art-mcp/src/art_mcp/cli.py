@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Coroutine, Iterator
@@ -329,6 +330,9 @@ def _fail(message: str, code: int) -> None:
 
 def main() -> None:
     """Entry point of the `art-mcp` command."""
+    # OpenMP threads that spin while they wait for one another slow everything down by an order of magnitude as soon as
+    # another process, here the MCP server, wants the same cores. The variable is read when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with _one_line_errors():
         app()
 

@@ -81,7 +81,7 @@ async def inspect_server(settings: RunSettings, say: Callable[[str], None]) -> S
         return ServerDescription(
             command,
             session.server_name,
-            session.server_version,
+            session.server_version or "",
             session.protocol_version,
             permissions(
                 session.tools,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Self
 
@@ -67,12 +68,14 @@ class Progress:
         self._figures, self._tokens, self._phase_started = {}, 0, time.monotonic()
         self._refresh()
 
-    def advance(self, *, units: float = 1.0, items: int = 1, tokens: int = 0, **figures: str) -> None:
+    def advance(
+        self, figures: Mapping[str, str] | None = None, *, units: float = 1.0, items: int = 1, tokens: int = 0
+    ) -> None:
         """`items` of the phase are done; show `figures`, and tokens per second since the phase began."""
         self._units_done += units
         self._done_in_phase += items
         self._tokens += tokens
-        self._figures.update(figures)
+        self._figures.update(figures or {})
         self._refresh()
 
     def skip(self, units: float) -> None:

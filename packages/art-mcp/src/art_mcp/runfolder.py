@@ -120,6 +120,7 @@ async def propose_scenarios(settings: RunSettings, toolbox: Toolbox, progress: P
             num_train=settings.num_train,
             num_held_out=settings.num_held_out,
             workdir=caller.workdir,
+            hints=toolbox.command.argv,
         )
     for tool, reason in proposal.uncovered.items():
         progress.line(f"no scenario for tool {tool}: {reason}")

@@ -20,6 +20,7 @@ from art_mcp.types import McpTool
 
 Schema = Mapping[str, Any]
 _MAX_REFERENCES = 16
+_MAX_ALTERNATIVES_DEPTH = 4
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,19 @@ def _pointer(reference: str, root: Schema) -> object:
     return node
 
 
-def variants(schema: Schema, root: Schema) -> Iterator[Schema]:
-    """The alternatives of a schema, resolved: its `anyOf` / `oneOf` branches and types, those that allow null last."""
+def variants(schema: Schema, root: Schema, *, depth: int = 0) -> Iterator[Schema]:
+    """The alternatives of a schema, resolved: its `anyOf` / `oneOf` branches and types, those that allow null last.
+
+    Alternatives within alternatives are followed a few levels deep, since a schema may be an alternative of itself.
+    """
     branches = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(branches, list):
         rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
-        found = [variant for branch in branches for variant in variants(_merge(resolve(branch, root), rest), root)]
+        found = [
+            variant
+            for branch in (branches if depth < _MAX_ALTERNATIVES_DEPTH else ())
+            for variant in variants(_merge(resolve(branch, root), rest), root, depth=depth + 1)
+        ]
     elif isinstance(schema.get("type"), list):
         found = [{**schema, "type": name} for name in schema["type"]]
     else:
@@ -122,7 +130,7 @@ def properties(schema: Schema, root: Schema) -> list[Property]:
 def tool_properties(tool: McpTool) -> list[Property]:
     """The arguments of a tool. Where the schema has alternatives at its root, those of the first one."""
     root = resolve(tool.input_schema, tool.input_schema)
-    return properties(next(variants(root, tool.input_schema)), tool.input_schema)
+    return properties(next(variants(root, tool.input_schema), {}), tool.input_schema)
 
 
 class ArgumentSchema:

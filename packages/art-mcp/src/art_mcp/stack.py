@@ -15,6 +15,7 @@ from art_core.registry import open_engine
 from art_core.render import load_renderer
 from art_core.serve.server import ModelServer
 from art_core.weights.source import ModelSource, resolve_model
+from art_mcp.connect import ServerCommand
 from art_mcp.describe import inspect_server
 from art_mcp.inspect import openai_tool
 from art_mcp.pool import ServerPool
@@ -36,6 +37,7 @@ class Toolbox:
     of each call.
     """
 
+    command: ServerCommand
     pool: ServerPool
     tools: Mapping[str, McpTool]
     stateful: bool
@@ -98,7 +100,7 @@ async def open_toolbox(settings: RunSettings, say: Say) -> AsyncIterator[Toolbox
         call_timeout_s=settings.call_timeout_s,
         log=say,
     ) as pool:
-        yield Toolbox(pool, {tool.name: tool for tool in callable_tools}, stateful)
+        yield Toolbox(server.command, pool, {tool.name: tool for tool in callable_tools}, stateful)
 
 
 @dataclass(frozen=True)

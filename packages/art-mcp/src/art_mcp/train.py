@@ -136,9 +136,9 @@ class _Run:
                 continue
             metrics = await self._optimise(batch, objective, {"phase": "warmup", "done": update, "of": len(batches)})
             self.progress.advance(
+                {"loss": f"{metrics['train/loss']:.2f}"},
                 units=len(batch) * _DEMO_UNITS,
-                tokens=int(metrics.get("tokens/computed", 0)),
-                loss=f"{metrics.get('loss', float('nan')):.2f}",
+                tokens=int(metrics["train/computed_tokens"]),
             )
 
     async def _grpo_step(self, step: int) -> None:
@@ -234,7 +234,8 @@ class _Run:
         per_step = 2.0 * min(settings.groups_per_step, len(self.train_set)) * settings.group_size
         left = evaluation + settings.steps * per_step
         if self.cursor["phase"] == "train":
-            return left - self.cursor["done"] * per_step
+            done: int = self.cursor["done"]
+            return left - done * per_step
         return left + self._warmup_units() + (evaluation if self.cursor["phase"] == "baseline" else 0.0)
 
     def _elapsed_s(self) -> float:
@@ -322,7 +323,7 @@ async def _resume(
     stored = store.load(latest)
     trainer.restore(latest)
     await model.engine.load(latest)
-    cursor = {key: stored[key] for key in ("phase", "done", "of") if key in stored}
+    cursor: dict[str, Any] = {key: stored[key] for key in ("phase", "done", "of") if key in stored}
     if not any(record["policy_version"] == latest.step for record in store.records("metrics")):
         metrics = {**stored["extra"], **stored["metrics"], "step/skipped": 0.0}
         store.append("metrics", {**cursor, "policy_version": latest.step, "metrics": metrics})

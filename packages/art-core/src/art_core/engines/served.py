@@ -21,10 +21,11 @@ DEFAULT_MAX_CONTEXT_TOKENS = 8192
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What requests are checked against."""
+    """What requests are checked against, and the shape of attention."""
 
     vocab_size: int
     max_context_tokens: int
+    num_query_heads: int
 
 
 class ServedModel:
@@ -40,7 +41,11 @@ class ServedModel:
         self._config = config.get_text_config()
         _refuse_unsupported(self._config)
         vocab_size = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-        self.facts = ModelFacts(int(vocab_size), _context(self._config, max_context_tokens))
+        self.facts = ModelFacts(
+            vocab_size=int(vocab_size),
+            max_context_tokens=_context(self._config, max_context_tokens),
+            num_query_heads=self._config.num_attention_heads,
+        )
         use_packed_attention(self.model)
         self._linears = {name: module for name, module in self.model.named_modules() if isinstance(module, nn.Linear)}
         self._base: dict[str, Tensor] = {}  # weights as loaded, of the layers that an adapter has changed

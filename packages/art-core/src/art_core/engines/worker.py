@@ -15,7 +15,7 @@ import torch
 
 from art_core.engines.batcher import Batcher, Counts, Request, Sampled
 from art_core.engines.cache import PrefixCache
-from art_core.engines.invariance import linear_rows_agree, requests_agree
+from art_core.engines.invariance import attention_rows_agree, linear_rows_agree, requests_agree
 from art_core.engines.served import ModelFacts, ServedModel
 from art_core.errors import ArtError, EngineClosedError
 from art_core.types import Checkpoint, TokenChunk
@@ -148,7 +148,11 @@ class Worker:
             device=served.device,
             max_running=config.max_concurrency,
         )
-        self.batch_invariant = linear_rows_agree(served.model) and requests_agree(batcher, served.facts.vocab_size)
+        self.batch_invariant = (
+            linear_rows_agree(served.model)
+            and attention_rows_agree(served.new_store(), served.facts.num_query_heads)
+            and requests_agree(batcher, served.facts.vocab_size)
+        )
         if not self.batch_invariant:
             _log.warning(
                 "matrix products on this machine depend on the size of the batch, so sampled tokens depend on load, "

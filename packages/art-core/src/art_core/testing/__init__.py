@@ -6,4 +6,4 @@ from art_core.testing.engine import Script, ScriptedEngine
 from art_core.testing.tiny import SPECIAL_TOKENS, write_tiny_model
 from art_core.testing.trainer import RecordingTrainer
 
-__all__ = ["SPECIAL_TOKENS", "Script", "ScriptedEngine", "write_tiny_model"]
+__all__ = ["SPECIAL_TOKENS", "RecordingTrainer", "Script", "ScriptedEngine", "write_tiny_model"]

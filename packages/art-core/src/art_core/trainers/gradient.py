@@ -45,7 +45,8 @@ def accumulate_gradient(
     backward; what it raises ends the computation.
 
     Raises:
-        NonFiniteLossError: the loss of a batch is NaN or infinite; the message names the trajectories.
+        NonFiniteLossError: tokens of a batch would make loss or gradient NaN or infinite; the message names their
+            trajectories.
     """
     sums = StepSums(num_trained=sum(len(batch.targets) for batch in batches))
     for batch in batches:
@@ -55,25 +56,20 @@ def accumulate_gradient(
         advantage_T = torch.tensor([target.advantage for target in batch.targets], device=policy.device)
         trained_T = torch.ones_like(prediction_T, dtype=torch.bool)
         logp_T = logp_U[prediction_T]
+        _check_finite(batch, rows, objective, logp_T, old_logp_T)
         loss = objective_loss(objective, logp_T, old_logp_T, advantage_T, trained_T, denominator=sums.num_trained)
-        loss_value = float(loss.detach())
-        if not math.isfinite(loss_value):
-            raise NonFiniteLossError(
-                f"the loss is {loss_value} because of {_culprits(batch, rows, objective, logp_T, old_logp_T)}; "
-                "nothing was changed. Leave those trajectories out, and find out where their numbers come from"
-            )
         loss.backward()  # type: ignore[no-untyped-call]
-        sums.loss += loss_value
+        sums.loss += float(loss.detach())
         sums.entropy += float(entropy_U[prediction_T].sum())
         if objective.loss != "sft":
             sums.shift += policy_shift(objective, logp_T.detach(), old_logp_T, advantage_T, trained_T)
     return sums
 
 
-def _culprits(
+def _check_finite(
     batch: TokenBatch, rows: Sequence[TokenSample], objective: Objective, logp_T: Tensor, old_logp_T: Tensor
-) -> str:
-    """Which trajectories' tokens make the loss infinite or NaN, and in what way."""
+) -> None:
+    """Refuse tokens whose share of loss or gradient is not finite, naming the trajectories and the number at fault."""
     found: dict[str, str] = {}
     for target, logp, old_logp in zip(batch.targets, logp_T.tolist(), old_logp_T.tolist(), strict=True):
         if not math.isfinite(logp):
@@ -89,6 +85,9 @@ def _culprits(
         else:
             continue
         found.setdefault(rows[target.row].trajectory_id, reason)
-    if not found:
-        return "the sum of finite terms, which is too large"
-    return "; ".join(f"trajectory {name!r}: {reason}" for name, reason in list(found.items())[:3])
+    if found:
+        named = "; ".join(f"trajectory {name!r}: {reason}" for name, reason in list(found.items())[:3])
+        raise NonFiniteLossError(
+            f"the loss is not finite because of {len(found)} trajectories ({named}); nothing was changed. "
+            "Find out where these numbers come from, or leave the trajectories out"
+        )

@@ -39,6 +39,7 @@ class NativeTrainerConfig:
 
     `base_model` is the name that stored adapters give as theirs. `micro_batch_tokens` bounds the memory of a step: of a
     model of 135 M parameters in float32, about 1 MB per token. `grad_clip` bounds the global norm of the gradient.
+    `num_threads` is torch's number of threads for one operation, for the whole process; None leaves torch's choice.
     """
 
     model_folder: Path
@@ -50,6 +51,7 @@ class NativeTrainerConfig:
     grad_clip: float = 1.0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.99)
+    num_threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.micro_batch_tokens < 1:
@@ -60,6 +62,8 @@ class NativeTrainerConfig:
             raise ConfigError(f"weight_decay is {self.weight_decay}; wanted 0 or more")
         if not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ConfigError(f"betas are {self.betas}; wanted two numbers from 0 to below 1")
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ConfigError(f"num_threads is {self.num_threads}; wanted 1 or more, or None for torch's choice")
 
 
 class _StepCancelledError(Exception):
@@ -105,7 +109,12 @@ class NativeTrainer:
             self._parameters.values(), betas=config.betas, weight_decay=config.weight_decay
         )
         self._step_count = 0
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="art-trainer")
+        self._worker = ThreadPoolExecutor(
+            max_workers=1,
+            thread_name_prefix="art-trainer",
+            initializer=_set_num_threads,
+            initargs=(config.num_threads,),
+        )
         self._closed = False
 
     @property
@@ -254,3 +263,8 @@ class NativeTrainer:
         self._policy.set_factors(adapter.factors)
         apply_optimizer(state, self._optimizer, self._parameters)
         self._step_count = state.step_count
+
+
+def _set_num_threads(num_threads: int | None) -> None:
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
