@@ -221,8 +221,8 @@ class Objective:
     def __post_init__(self) -> None:
         if self.loss not in ("ppo", "cispo", "sft"):
             raise ConfigError(f"loss {self.loss!r} is unknown; wanted one of 'ppo', 'cispo', 'sft'")
-        if not self.learning_rate > 0.0:
-            raise ConfigError(f"learning_rate is {self.learning_rate}; wanted a number above 0")
+        if not 0.0 < self.learning_rate < float("inf"):
+            raise ConfigError(f"learning_rate is {self.learning_rate}; wanted a finite number above 0")
         if not 0.0 < self.clip_low < 1.0:
             raise ConfigError(f"clip_low is {self.clip_low}; wanted a number between 0 and 1")
         if not self.clip_high > 0.0:

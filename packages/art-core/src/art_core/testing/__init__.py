@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from art_core.testing.engine import Script, ScriptedEngine
+from art_core.testing.store import MemoryStore
 from art_core.testing.tiny import SPECIAL_TOKENS, write_tiny_model
 from art_core.testing.trainer import RecordingTrainer
 
-__all__ = ["SPECIAL_TOKENS", "RecordingTrainer", "Script", "ScriptedEngine", "write_tiny_model"]
+__all__ = ["SPECIAL_TOKENS", "MemoryStore", "RecordingTrainer", "Script", "ScriptedEngine", "write_tiny_model"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
+import shutil
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from art_core.types import Checkpoint
 
 
 class MemoryStore:
-    """Keeps records and cursors in memory; what the trainer saves goes to a temporary folder."""
+    """Keeps records and cursors in memory; what the trainer saves goes to a temporary folder of the object's own."""
 
     def __init__(self) -> None:
         self._records: dict[str, list[str]] = {}
-        self._cursors: dict[int, dict[str, Any]] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="art-memory-store-")
+        self._cursors: dict[Path, str] = {}
+        self._checkpoints: list[Checkpoint] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="art-memory-store-"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def append(self, kind: str, record: dict[str, Any]) -> None:
         self._records.setdefault(kind, []).append(json.dumps(record, allow_nan=False))
@@ -27,15 +30,17 @@ class MemoryStore:
         return [json.loads(line) for line in self._records.get(kind, [])]
 
     def commit(self, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:
-        path = Path(self._folder.name) / f"step-{trainer.step_count:04d}-{len(self._cursors)}"
+        path = self._folder / f"step-{trainer.step_count:04d}-{len(self._checkpoints)}"
         path.mkdir()
         trainer.save(path)
-        self._cursors[trainer.step_count] = copy.deepcopy(cursor)
-        self._latest = Checkpoint(trainer.step_count, path)
-        return self._latest
+        checkpoint = Checkpoint(trainer.step_count, path)
+        self._cursors[path] = json.dumps(cursor, allow_nan=False)
+        self._checkpoints.append(checkpoint)
+        return checkpoint
 
     def latest(self) -> Checkpoint | None:
-        return getattr(self, "_latest", None)
+        return max(self._checkpoints, key=lambda checkpoint: checkpoint.step, default=None)
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        return copy.deepcopy(self._cursors[checkpoint.step])
+        cursor: dict[str, Any] = json.loads(self._cursors[checkpoint.path])
+        return cursor

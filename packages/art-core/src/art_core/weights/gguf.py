@@ -27,7 +27,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where a tensor lies. `shape` is row-major (`[out, in]` for a projection), `offset` counts from the file's start."""
+    """Where a tensor lies: `offset` bytes from the file's start. `shape` is row-major, `[out, in]` for a projection."""
 
     name: str
     shape: tuple[int, ...]

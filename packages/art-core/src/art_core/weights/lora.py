@@ -22,6 +22,16 @@ from torch import Tensor, nn
 from art_core.errors import AdapterMismatchError, ConfigError
 
 _PEFT_PREFIX = "base_model.model."
+_MORE_THAN_FACTORS = (
+    "modules_to_save",
+    "use_dora",
+    "lora_bias",
+    "rank_pattern",
+    "alpha_pattern",
+    "layer_replication",
+    "trainable_token_indices",
+)
+"""Settings of PEFT's that change what an adapter computes, beyond one pair of factors with one scale per module."""
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -196,35 +206,54 @@ def read_adapter(folder: Path) -> Adapter:
         raise AdapterMismatchError(
             f"{folder}: no readable adapter ({error}); wanted a folder in PEFT's format"
         ) from error
-    if description.get("modules_to_save") or description.get("bias", "none") != "none" or description.get("use_dora"):
+    return Adapter(_read_config(folder, description), _read_factors(folder, tensors))
+
+
+def _read_config(folder: Path, description: Any) -> LoraConfig:
+    if not isinstance(description, dict):
+        raise AdapterMismatchError(f"{folder}: adapter_config.json holds no object; wanted one in PEFT's format")
+    more = [key for key in _MORE_THAN_FACTORS if description.get(key)]
+    if description.get("bias", "none") != "none":
+        more.append("bias")
+    if more:
         raise AdapterMismatchError(
-            f"{folder}: the adapter trains more than low-rank factors (modules_to_save, bias or DoRA); "
-            "only plain LoRA can be served and trained here"
+            f"{folder}: the adapter uses {', '.join(more)}; only plain LoRA with one rank and one alpha can be served "
+            "and trained here"
         )
-    config = LoraConfig(
-        rank=description["r"], alpha=description["lora_alpha"], target_modules=tuple(description["target_modules"])
-    )
+    rank, alpha, targets = (description.get(key) for key in ("r", "lora_alpha", "target_modules"))
+    if not (
+        isinstance(rank, int)
+        and isinstance(alpha, int | float)
+        and isinstance(targets, list)
+        and all(isinstance(target, str) for target in targets)
+    ):
+        raise AdapterMismatchError(
+            f"{folder}: adapter_config.json has r={rank!r}, lora_alpha={alpha!r}, target_modules={targets!r}; "
+            "wanted a whole number, a number and a list of names"
+        )
     if description.get("use_rslora"):
-        config = LoraConfig(
-            rank=config.rank, alpha=config.alpha * config.rank**0.5, target_modules=config.target_modules
-        )
-    factors: dict[str, tuple[Tensor, Tensor]] = {}
-    unknown = []
+        alpha *= rank**0.5
+    try:
+        return LoraConfig(rank=rank, alpha=alpha, target_modules=tuple(targets))
+    except ConfigError as error:
+        raise AdapterMismatchError(f"{folder}: {error}") from error
+
+
+def _read_factors(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    halves: dict[str, dict[str, Tensor]] = {}
+    strays = []
     for key, tensor in tensors.items():
-        name = key.removeprefix(_PEFT_PREFIX)
-        if name.endswith(".lora_A.weight"):
-            partner = tensors.get(key.replace(".lora_A.", ".lora_B."))
-            if partner is None:
-                unknown.append(key)
-            else:
-                factors[name.removesuffix(".lora_A.weight")] = (tensor.float(), partner.float())
-        elif not name.endswith(".lora_B.weight"):
-            unknown.append(key)
-    if unknown or not factors:
+        name, _, kind = key.removeprefix(_PEFT_PREFIX).removesuffix(".weight").rpartition(".")
+        if kind in ("lora_A", "lora_B") and key.endswith(".weight") and tensor.ndim == 2:
+            halves.setdefault(name, {})[kind] = tensor.float()
+        else:
+            strays.append(key)
+    strays += [name for name, half in halves.items() if len(half) != 2]
+    if strays or not halves:
         raise AdapterMismatchError(
-            f"{folder}: {len(factors)} pairs of LoRA factors and these tensors that belong to no pair: {unknown[:5]}"
+            f"{folder}: {len(halves)} modules with LoRA factors, and these that belong to no pair of them: {strays[:5]}"
         )
-    return Adapter(config, factors)
+    return {name: (half["lora_A"], half["lora_B"]) for name, half in halves.items()}
 
 
 def check_fits(adapter: Adapter, linears: Mapping[str, nn.Linear], *, source: str) -> None:

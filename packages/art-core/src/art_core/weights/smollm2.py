@@ -44,9 +44,11 @@ def resolve_smollm2(cache: Path, progress: Say) -> ModelSource:
     """
     home = cache / "models"
     folder = home / BUILTIN_MODEL
+    with _explained(home):
+        if (cached := _cached(folder)) is not None:  # before anything is written: the cache may be read-only
+            return cached
     with _explained(home), _locked(home, progress):
-        cached = _cached(folder, progress)
-        if cached is not None:
+        if (cached := _cached(folder, progress)) is not None:
             return cached
         for abandoned in home.glob(f".{BUILTIN_MODEL}-*"):
             shutil.rmtree(abandoned)
@@ -58,7 +60,7 @@ def resolve_smollm2(cache: Path, progress: Say) -> ModelSource:
             return _convert(gguf, Path(staging) / "model", folder, progress)
 
 
-def _cached(folder: Path, progress: Say) -> ModelSource | None:
+def _cached(folder: Path, progress: Say = lambda _: None) -> ModelSource | None:
     """The model in `folder` if all its files are those that were written."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from art_core.errors import DataError, TokenAlignmentError
+from art_core.samples import demonstration, num_forks, to_samples
+from art_core.types import Exchange, FinishReason, Sampling, TokenSample, Trajectory
+
+SYSTEM, USER, HEADER, THINK, END, NEWLINE = 1, 2, 3, 4, 5, 6
+
+
+def exchange(
+    prompt: tuple[int, ...],
+    completion: tuple[int, ...],
+    *,
+    version: int = 0,
+    first_logprob: float = -1.0,
+    finish_reason: FinishReason = "stop",
+    number: int = 0,
+) -> Exchange:
+    return Exchange(
+        id=f"e{number}",
+        trajectory_id="t",
+        messages=(),
+        response={},
+        prompt_ids=prompt,
+        completion_ids=completion,
+        logprobs=tuple(first_logprob - index for index in range(len(completion))),
+        finish_reason=finish_reason,
+        sampling=Sampling(max_tokens=100),
+        policy_version=version,
+        started_at=0.0,
+        ended_at=0.0,
+    )
+
+
+def trajectory(*exchanges: Exchange) -> Trajectory:
+    return Trajectory(id="t", scenario_id="s", exchanges=list(exchanges))
+
+
+def trained(row: TokenSample) -> list[int]:
+    return [token for token, is_trained in zip(row.token_ids, row.trained, strict=True) if is_trained]
+
+
+def test_one_turn_is_prompt_untrained_and_completion_trained() -> None:
+    (row,) = to_samples(trajectory(exchange((SYSTEM, HEADER), (10, END), version=3)), 0.5)
+    assert row == TokenSample(
+        token_ids=(SYSTEM, HEADER, 10, END),
+        trained=(False, False, True, True),
+        logprobs=(0.0, 0.0, -1.0, -2.0),
+        advantage=0.5,
+        policy_version=3,
+        trajectory_id="t",
+    )
+
+
+def test_the_header_and_the_newline_after_the_turn_are_not_trained() -> None:
+    first = exchange((USER, HEADER), (10, END))
+    second = exchange((USER, HEADER, 10, END, NEWLINE, USER, HEADER), (11, END), first_logprob=-5.0)
+    (row,) = to_samples(trajectory(first, second), 1.0)
+    assert row.token_ids == (USER, HEADER, 10, END, NEWLINE, USER, HEADER, 11, END)
+    assert row.trained == (False, False, True, True, False, False, False, True, True)
+    assert row.logprobs == (0.0, 0.0, -1.0, -2.0, 0.0, 0.0, 0.0, -5.0, -6.0)
+
+
+def test_a_stop_token_that_only_the_template_wrote_is_context() -> None:
+    """The completion was cut off; the next prompt closes the turn for it. No logprob is invented for that token."""
+    first = exchange((USER, HEADER), (9, 8), finish_reason="length")
+    second = exchange((USER, HEADER, 9, 8, END, USER, HEADER), (7, END))
+    (row,) = to_samples(trajectory(first, second), 1.0)
+    assert row.trained == (False, False, True, True, False, False, False, True, True)
+    assert [logprob for logprob, is_trained in zip(row.logprobs, row.trained, strict=True) if not is_trained] == [
+        0.0
+    ] * 5
+
+
+def test_a_template_that_drops_earlier_thinking_opens_a_row_per_context_that_was_sent() -> None:
+    """Each turn is trained once, after the prompt it really had; the thinking of both carries loss."""
+    first = exchange((USER, HEADER), (THINK, 20, THINK, 30, END))
+    second = exchange((USER, HEADER, 30, END, USER, HEADER), (THINK, 21, THINK, 31, END))
+    rows = to_samples(trajectory(first, second), 1.0)
+    assert [trained(row) for row in rows] == [[THINK, 20, THINK, 30, END], [THINK, 21, THINK, 31, END]]
+    assert [row.token_ids[: len(row.token_ids) - 5] for row in rows] == [first.prompt_ids, second.prompt_ids]
+    assert num_forks(trajectory(first, second)) == 1
+
+
+def test_compaction_in_mid_rollout_opens_a_second_row_that_later_turns_join() -> None:
+    turns = [exchange((1,), (10,)), exchange((1, 10, 2), (11,)), exchange((1, 10, 2, 11, 3), (12,))]
+    summarised = [exchange((50, 51), (13,)), exchange((50, 51, 13, 4), (14,))]
+    rows = to_samples(trajectory(*turns, *summarised), -0.25)
+    assert [row.token_ids for row in rows] == [(1, 10, 2, 11, 3, 12), (50, 51, 13, 4, 14)]
+    assert [trained(row) for row in rows] == [[10, 11, 12], [13, 14]]
+    assert [row.advantage for row in rows] == [-0.25, -0.25]
+    assert num_forks(trajectory(*turns, *summarised)) == 1
+
+
+def test_a_turn_edited_by_one_token_is_a_fork() -> None:
+    rows = to_samples(trajectory(exchange((1, 2), (10, 11)), exchange((1, 2, 10, 99, 3), (12,))), 1.0)
+    assert [trained(row) for row in rows] == [[10, 11], [12]]
+
+
+def test_the_same_prompt_asked_twice_gives_two_rows() -> None:
+    rows = to_samples(trajectory(exchange((1, 2), (10,)), exchange((1, 2), (11,))), 1.0)
+    assert [row.token_ids for row in rows] == [(1, 2, 10), (1, 2, 11)]
+
+
+def test_parallel_agents_each_keep_their_own_row() -> None:
+    """Two conversations take turns; each following turn goes to the one it extends."""
+    interleaved = [
+        exchange((1,), (10,)),
+        exchange((2,), (20,)),
+        exchange((1, 10, 5), (11,)),
+        exchange((2, 20, 5), (21,)),
+    ]
+    rows = to_samples(trajectory(*interleaved), 1.0)
+    assert [row.token_ids for row in rows] == [(1, 10, 5, 11), (2, 20, 5, 21)]
+
+
+def test_the_longest_matching_row_is_continued() -> None:
+    """After a fork at the first answer, both rows are prefixes of the last prompt only if it extends the longer one."""
+    rows = to_samples(
+        trajectory(
+            exchange((1,), (10,)), exchange((1, 2), (11,)), exchange((1, 10, 2), (12,)), exchange((1, 2, 11, 3), (13,))
+        ),
+        1.0,
+    )
+    assert [row.token_ids for row in rows] == [(1, 10, 2, 12), (1, 2, 11, 3, 13)]
+
+
+def test_turns_of_different_policies_never_share_a_row() -> None:
+    rows = to_samples(trajectory(exchange((1,), (10,), version=1), exchange((1, 10, 2), (11,), version=2)), 1.0)
+    assert [(row.policy_version, trained(row)) for row in rows] == [(1, [10]), (2, [11])]
+
+
+def test_an_empty_completion_trains_nothing_and_does_not_disturb_the_next() -> None:
+    empty, full = exchange((1, 2), ()), exchange((1, 2, 3), (10, 11))
+    assert to_samples(trajectory(empty), 1.0) == []
+    (row,) = to_samples(trajectory(empty, full), 1.0)
+    assert row.logprobs == (0.0, 0.0, 0.0, -1.0, -2.0)
+
+
+def test_no_exchange_gives_no_row() -> None:
+    assert to_samples(trajectory(), 1.0) == []
+    assert num_forks(trajectory()) == 0
+
+
+def test_an_empty_prompt_is_never_accepted() -> None:
+    with pytest.raises(ValueError, match="no prompt ids"):
+        exchange((), (5, 6, 7))
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> Trajectory:
+    """Turns whose prompts extend an earlier turn, or edit it, or start afresh; few token ids, so much coincides."""
+    tokens = st.lists(st.integers(0, 2), max_size=4)
+    exchanges: list[Exchange] = []
+    for number in range(draw(st.integers(0, 6))):
+        kind = draw(st.sampled_from(["new", "extend", "edit"]))
+        prompt = draw(tokens)
+        if kind != "new" and exchanges:
+            base = draw(st.sampled_from(exchanges))
+            history = [*base.prompt_ids, *base.completion_ids]
+            if kind == "edit":
+                del history[draw(st.integers(0, len(history) - 1))]
+            prompt = [*history, *prompt]
+        completion = draw(tokens)
+        exchanges.append(
+            exchange(
+                tuple(prompt) or (0,),
+                tuple(completion),
+                version=draw(st.integers(0, 1)),
+                first_logprob=-100.0 * (number + 1),
+                number=number,
+            )
+        )
+    return trajectory(*exchanges)
+
+
+@given(rollouts(), st.floats(-3.0, 3.0))
+def test_every_sampled_token_is_trained_once_with_the_context_logprob_and_version_it_was_sampled_with(
+    rollout: Trajectory, advantage: float
+) -> None:
+    sampled = Counter(
+        (each.prompt_ids + each.completion_ids[: index + 1], each.logprobs[index], each.policy_version)
+        for each in rollout.exchanges
+        for index in range(len(each.completion_ids))
+    )
+    rows = to_samples(rollout, advantage)
+    found = Counter(
+        (row.token_ids[: index + 1], row.logprobs[index], row.policy_version)
+        for row in rows
+        for index in range(len(row.token_ids))
+        if row.trained[index]
+    )
+    assert found == sampled
+    assert sum(row.num_trained for row in rows) == rollout.num_trained_tokens
+
+
+@given(rollouts(), st.floats(-3.0, 3.0))
+def test_all_rows_carry_the_trajectorys_advantage_and_invent_no_logprob(rollout: Trajectory, advantage: float) -> None:
+    for row in to_samples(rollout, advantage):
+        assert row.advantage == advantage
+        assert row.trajectory_id == rollout.id
+        assert any(row.trained)
+        assert not row.trained[0]
+        assert all(logprob == 0.0 for logprob, t in zip(row.logprobs, row.trained, strict=True) if not t)
+
+
+def test_a_demonstration_marks_its_trained_segments() -> None:
+    row = demonstration("demo", [((1, 2), False), ((3, 4), True), ((5,), False), ((6,), True)])
+    assert row.token_ids == (1, 2, 3, 4, 5, 6)
+    assert row.trained == (False, False, True, True, False, True)
+    assert row.logprobs == (0.0,) * 6
+
+
+def test_a_demonstration_without_trained_tokens_is_refused() -> None:
+    with pytest.raises(DataError, match="'demo' has no trained token"):
+        demonstration("demo", [((1, 2), False), ((), True)])
+
+
+def test_a_demonstration_that_trains_its_first_token_is_refused() -> None:
+    with pytest.raises(TokenAlignmentError, match="nothing comes before it"):
+        demonstration("demo", [((1, 2), True)])
+
+
+def test_a_row_of_unequal_lengths_is_refused() -> None:
+    with pytest.raises(TokenAlignmentError, match="2 token ids, 1 mask entries and 2 logprobs"):
+        TokenSample((1, 2), (False,), (0.0, 0.0), 1.0, 0, "t")
