@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from art_core.engines import worker as worker_module
@@ -148,6 +152,79 @@ async def test_nothing_computed_before_a_load_is_used_after_it(engine: EmbeddedE
     after = await sample(engine, prompt, Sampling(max_tokens=5, seed=0))
     assert engine.counts.prompt_tokens_reused == reused
     assert after != before
+
+
+SMALL = {
+    "vocab_size": 259,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.3,
+}
+
+
+def write_model(folder: Path, config: Any) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.Qwen2Config(**SMALL),
+        transformers.Qwen3Config(**SMALL, head_dim=24),
+        transformers.GraniteConfig(**SMALL, logits_scaling=2.0, attention_multiplier=0.3),
+    ],
+    ids=lambda config: config.model_type,
+)
+async def test_agrees_with_a_plain_forward_pass_of_other_architectures(tmp_path: Path, config: Any) -> None:
+    folder = write_model(tmp_path, config)
+    engine = open_engine(folder)
+    try:
+        model = load_causal_lm(folder, dtype=torch.float32, device=torch.device("cpu"))
+        await check_against(model, engine)
+    finally:
+        await engine.aclose()
+
+
+async def test_a_sliding_window_limits_the_context_to_what_full_attention_computes_alike(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, transformers.MistralConfig(**SMALL, sliding_window=100))
+    with pytest.raises(ConfigError, match=r"200.*at most 100"):
+        open_engine(folder, max_context_tokens=200)
+    engine = open_engine(folder)
+    assert engine.max_context_tokens == 100
+    model = load_causal_lm(folder, dtype=torch.float32, device=torch.device("cpu"))
+    ids, logprobs = await sample(engine, prompt_of(90), Sampling(max_tokens=10, seed=0))
+    await engine.aclose()
+    assert logprobs == pytest.approx(expected_logprobs(model, prompt_of(90), ids).tolist(), abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (transformers.Gemma2Config(**SMALL, head_dim=8), "softcap"),
+        (transformers.Qwen3Config(**SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "dynamic"),
+    ],
+    ids=["softcap", "dynamic positions"],
+)
+def test_architectures_that_are_computed_otherwise_are_refused(tmp_path: Path, config: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_engine(write_model(tmp_path, config))
+
+
+async def test_bfloat16_weights_are_served_with_float32_attention(model_folder: Path, reference: Any) -> None:
+    engine = EmbeddedEngine(EmbeddedEngineConfig(model_folder=model_folder, dtype="bfloat16", num_threads=1))
+    ids, logprobs = await sample(engine, prompt_of(140), Sampling(max_tokens=30, seed=2))
+    await engine.aclose()
+    # A weight has 8 significant bits: a few hundredths on logprobs of this model.
+    expected = expected_logprobs(reference, prompt_of(140), ids).tolist()
+    assert logprobs == pytest.approx(expected, abs=0.25)
+    assert sum(abs(a - b) for a, b in zip(logprobs, expected, strict=True)) / 30 < 0.06
 
 
 async def test_an_output_layer_that_is_tied_to_the_embedding_is_adapted_alone(
@@ -348,6 +425,31 @@ def test_an_engine_serves_one_event_loop_after_another(model_folder: Path) -> No
     asyncio.run(abandon())  # this loop is closed while its request is running
     assert asyncio.run(sample(engine, prompt_of(4), sampling)) == first
     asyncio.run(engine.aclose())
+
+
+@pytest.mark.slow
+def test_a_process_may_end_in_the_middle_of_a_request(model_folder: Path) -> None:
+    script = f"""
+import asyncio
+from pathlib import Path
+from art_core.engines.embedded import EmbeddedEngine, EmbeddedEngineConfig
+from art_core.types import Sampling
+engine = EmbeddedEngine(EmbeddedEngineConfig(model_folder=Path({str(model_folder)!r})))
+async def begin():
+    await anext(engine.stream([4, 5], Sampling(max_tokens=2000)))
+asyncio.run(begin())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_engine_that_nobody_holds_ends_its_thread(model_folder: Path) -> None:
+    engine = open_engine(model_folder)
+    worker = engine._worker
+    del engine
+    gc.collect()
+    worker.join()
+    assert not worker._thread.is_alive()
 
 
 async def test_tokens_of_one_pass_arrive_in_one_wake_up(

@@ -21,7 +21,7 @@ class WeightSyncCanary:
 
     prompt_ids: Sequence[int]
     tolerance: float
-    num_tokens: int = 16
+    num_tokens: int = 8
     _previous: list[float] = field(default_factory=list)
     _previous_ids: tuple[int, ...] = ()
 

@@ -9,6 +9,7 @@ from typing import Any
 from art_core.advantage import group_advantages, has_signal
 from art_core.canary import WeightSyncCanary
 from art_core.errors import DataError
+from art_core.memory import return_free_memory
 from art_core.protocols import Engine, Judge, Store, Trainer
 from art_core.samples import to_samples
 from art_core.types import Objective, ScoredGroup, StepReport, TokenSample, Trajectory, TrajectoryGroup
@@ -74,6 +75,7 @@ async def train_step(
         return StepReport(trainer.step_count, {"step/skipped": 1.0})
     started = time.monotonic()
     report = await trainer.step(rows, objective)
+    return_free_memory()
     trained = time.monotonic()
     checkpoint = store.commit(trainer, {**cursor, "metrics": report.metrics})
     await engine.load(checkpoint)

@@ -116,21 +116,21 @@ class RunStore:
 
     def checkpoints(self) -> list[Checkpoint]:
         """All whole checkpoints, oldest first. What is not whole is skipped with a warning."""
-        found = []
-        for path in (self.folder / "checkpoints").iterdir():
-            name = _CHECKPOINT_NAME.fullmatch(path.name)
-            if name is None:
-                continue
-            fault = _fault(path, step=int(name[1]))
+        return sorted(self._whole(), key=lambda checkpoint: checkpoint.step)
+
+    def _whole(self) -> Iterator[Checkpoint]:
+        """Whole checkpoints, newest first; each is checked when its turn comes, which reads its files."""
+        named = [(_CHECKPOINT_NAME.fullmatch(path.name), path) for path in (self.folder / "checkpoints").iterdir()]
+        for step, path in sorted(((int(name[1]), path) for name, path in named if name), reverse=True):
+            fault = _fault(path, step=step)
             if fault:
                 _log.warning("skipping checkpoint %s: %s", path, fault)
             else:
-                found.append(Checkpoint(int(name[1]), path))
-        return sorted(found, key=lambda checkpoint: checkpoint.step)
+                yield Checkpoint(step, path)
 
     def latest(self) -> Checkpoint | None:
-        whole = self.checkpoints()
-        return whole[-1] if whole else None
+        """The newest whole checkpoint. Newer ones that are not whole are skipped with a warning."""
+        return next(self._whole(), None)
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """The cursor of `checkpoint`.
@@ -145,10 +145,13 @@ class RunStore:
         return cursor
 
     def prune(self, keep: Collection[int]) -> None:
-        """Delete all checkpoints but the newest and those whose step is in `keep`."""
-        for checkpoint in self.checkpoints()[:-1]:
-            if checkpoint.step not in keep:
-                shutil.rmtree(checkpoint.path)
+        """Delete all checkpoints but the newest whole one and those whose step is in `keep`."""
+        newest = self.latest()
+        for path in (self.folder / "checkpoints").iterdir():
+            name = _CHECKPOINT_NAME.fullmatch(path.name)
+            if name and newest and path != newest.path and int(name[1]) not in keep:
+                with _explained(path, "delete"):
+                    shutil.rmtree(path)
 
     def _path(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:04d}"

@@ -32,16 +32,16 @@ class RunSettings(BaseModel):
 
     warmup: Literal["auto", "on", "off"] = "auto"
     warmup_threshold: float = Field(default=0.2, ge=0, le=1)
-    warmup_demos: int = Field(default=32, ge=1)
-    warmup_batch: int = Field(default=8, ge=1)
-    warmup_epochs: int = Field(default=2, ge=1)
+    warmup_demos: int = Field(default=48, ge=1)
+    warmup_batch: int = Field(default=4, ge=1)
+    warmup_epochs: int = Field(default=1, ge=1)
     warmup_learning_rate: float = Field(default=5e-4, gt=0)
 
-    steps: int = Field(default=8, ge=0)
-    groups_per_step: int = Field(default=6, ge=1)
-    group_size: int = Field(default=8, ge=2)
+    steps: int = Field(default=6, ge=0)
+    groups_per_step: int = Field(default=4, ge=1)
+    group_size: int = Field(default=6, ge=2)
     loss: Literal["ppo", "cispo"] = "ppo"
-    learning_rate: float = Field(default=2e-4, gt=0)
+    learning_rate: float = Field(default=3e-4, gt=0)
     rank: int = Field(default=16, ge=1)
 
     temperature: float = Field(default=1.0, gt=0, le=2)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 Say = Callable[[str], None]
+_PREFIX_CACHE_BYTES = 256 << 20
+"""Holds the tools' prompt and the first turns of some fifty attempts of a model of SmolLM2-135M's size."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ async def open_model(settings: RunSettings, say: Say) -> AsyncIterator[ServedMod
         dtype=settings.dtype,
         max_concurrency=settings.concurrency,
         max_context_tokens=settings.max_context,
+        prefix_cache_bytes=_PREFIX_CACHE_BYTES,
         num_threads=settings.threads,
     )
     try:

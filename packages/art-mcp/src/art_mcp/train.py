@@ -23,7 +23,7 @@ from art_core.types import Checkpoint, Objective, TokenSample, Trajectory, Traje
 from art_mcp.arena import Arena, Job
 from art_mcp.progress import Progress
 from art_mcp.report import Report, count_outcomes, outcomes, write_report
-from art_mcp.rollout import SYSTEM_PROMPT, AgentLimits
+from art_mcp.rollout import AgentLimits
 from art_mcp.runfolder import RunFolder
 from art_mcp.scenarios import Scenario
 from art_mcp.settings import RunSettings
@@ -266,6 +266,7 @@ async def _open_run(
         lora=_lora(settings),
         seed=settings.seed,
         dtype=settings.dtype,
+        num_threads=settings.threads,
     )
     try:
         cursor: dict[str, Any] = {"phase": "baseline", "done": 0}
@@ -290,11 +291,7 @@ async def _open_run(
             max_concurrency=settings.concurrency,
             earned={trajectory.id: trajectory for trajectory in earned if trajectory.error is None},
         )
-        probe = model.renderer.render_ids(
-            [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": train_set[0].task}],
-            tools=toolbox.specs,
-            add_generation_prompt=True,
-        )
+        probe = model.renderer.render_ids([{"role": "user", "content": train_set[0].task}], add_generation_prompt=True)
         canary = WeightSyncCanary(probe, _TOLERANCE[_dtype_name(settings)])
         await canary.check(model.engine, trainer)
         yield _Run(

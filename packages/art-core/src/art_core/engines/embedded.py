@@ -68,7 +68,7 @@ class EmbeddedEngine:
     def __init__(self, config: EmbeddedEngineConfig) -> None:
         self._worker = Worker(config)
         self._facts = self._worker.start()
-        weakref.finalize(self, self._worker.close)  # an engine that nobody holds, or a process that ends
+        weakref.finalize(self, self._worker.close)  # when nobody holds the engine any more
 
     @property
     def policy_version(self) -> int:

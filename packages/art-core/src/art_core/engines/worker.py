@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
 from collections import deque
@@ -63,12 +64,13 @@ class Worker:
         self.batch_invariant = False
         self.counts = Counts()
         self._ready: Future[ModelFacts] = Future()
-        # A daemon, so that a process may end without closing its engine.
+        # A daemon that is stopped at exit: a process may end without closing its engine, but not in mid-computation.
         self._thread = threading.Thread(target=self._run, name="art-engine", daemon=True)
 
     def start(self) -> ModelFacts:
         """Load the model; returns when requests can be served, or raises what went wrong."""
         self._thread.start()
+        atexit.register(self._end)
         return self._ready.result()
 
     @property
@@ -105,7 +107,13 @@ class Worker:
             self._changed.notify()
 
     def join(self) -> None:
+        """Wait until the thread has ended, which `close` asks for, and everything is freed."""
         self._thread.join()
+        atexit.unregister(self._end)
+
+    def _end(self) -> None:
+        self.close()
+        self._thread.join(timeout=30.0)
 
     def _refuse_if_over(self) -> None:
         if self._closing or self._ended:

@@ -88,6 +88,6 @@ def _check_finite(
     if found:
         named = "; ".join(f"trajectory {name!r}: {reason}" for name, reason in list(found.items())[:3])
         raise NonFiniteLossError(
-            f"loss or gradient would not be finite, because of {named}{'; and more' if len(found) > 3 else ''}. Nothing "
-            "was changed. Find out where these numbers come from, or leave the trajectories out"
+            f"loss or gradient would not be finite, because of {named}{'; and more' if len(found) > 3 else ''}. "
+            "Nothing was changed. Find out where these numbers come from, or leave the trajectories out"
         )

@@ -38,7 +38,7 @@ class NativeTrainerConfig:
     """What makes a trainer; the loss and the learning rate come with each step.
 
     `base_model` is the name that stored adapters give as theirs. `micro_batch_tokens` bounds the memory of a step: of a
-    model of 135 M parameters in float32, about 1 MB per token. `grad_clip` bounds the global norm of the gradient.
+    model of 135 M parameters in float32, about 1.5 MB per token. `grad_clip` bounds the global norm of the gradient.
     `num_threads` is torch's number of threads for one operation, for the whole process; None leaves torch's choice.
     """
 

@@ -1,0 +1,99 @@
+"""What importing a package costs, and what it says it offers and needs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = sorted(path.name for path in (ROOT / "packages").iterdir() if (path / "pyproject.toml").is_file())
+HEAVY = ("fastapi", "httpx", "huggingface_hub", "mcp", "numpy", "openai", "rich", "torch", "transformers", "uvicorn")
+# Import names whose distribution is called otherwise.
+DISTRIBUTIONS = {"huggingface_hub": "huggingface-hub", "mcp_types": "mcp-types"}
+
+
+def _module_name(package: str) -> str:
+    return package.replace("-", "_")
+
+
+def _sources(package: str) -> list[Path]:
+    return sorted((ROOT / "packages" / package / "src").rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_the_package_loads_nothing_heavy(package: str) -> None:
+    code = f"import sys, {_module_name(package)}; print(*sorted(set({HEAVY!r}) & set(sys.modules)))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == []
+
+
+def test_importing_art_core_takes_less_than_half_a_second() -> None:
+    """Best of three, so that a busy machine does not fail it; what it catches, a heavy import, takes seconds."""
+    code = "import time; start = time.perf_counter(); import art_core; print(time.perf_counter() - start)"
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(times) < 0.5
+
+
+@pytest.mark.parametrize("name", ["art_mcp.cli"])
+def test_help_of_the_command_loads_neither_torch_nor_transformers(name: str) -> None:
+    code = (
+        f"import sys, contextlib; from {name} import main; sys.argv = ['art-mcp', '--help']\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        "assert not {'torch', 'transformers', 'mcp', 'openai'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+
+@pytest.mark.parametrize(
+    "path", [p for package in PACKAGES for p in _sources(package)], ids=lambda p: "/".join(p.parts[-3:])
+)
+def test_public_names_are_sorted_and_there(path: Path) -> None:
+    names = _declared_all(path)
+    if names is None:
+        return
+    assert names == sorted(names, key=lambda name: (not name.isupper(), not name[0].isupper(), name))  # as ruff sorts
+    assert len(names) == len(set(names))
+    parts = path.with_suffix("").parts
+    module = importlib.import_module(".".join(parts[parts.index("src") + 1 :]).removesuffix(".__init__"))
+    assert [name for name in names if not hasattr(module, name)] == []
+
+
+def _declared_all(path: Path) -> list[str] | None:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            value: Any = ast.literal_eval(node.value)
+            return list(value)
+    return None
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_library_that_is_imported_is_declared(package: str) -> None:
+    """A library that only another one brings in may vanish with that one's next version."""
+    project = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for e in project.get("optional-dependencies", {}).values() for line in e)]
+    declared = {re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in lines}
+    imported = {name.split(".")[0] for path in _sources(package) for name in _imports(path)}
+    third_party = imported - set(sys.stdlib_module_names) - {_module_name(package)}
+    wanted = {DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in third_party}
+    assert sorted(wanted - declared) == []
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.add(node.module)
+    return found
