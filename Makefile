@@ -9,6 +9,8 @@ CODE := packages tests scripts
 
 export TORCH ?= auto
 export PYTHON ?=
+# Where it is set, the libraries in .venv would be compiled again at each start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup test check lint format demo clean
 

@@ -69,8 +69,8 @@ def main() -> int:
         if not is_done(wanted):
             started = time.monotonic()
             STAMP.unlink(missing_ok=True)
-            set_up(build)
-            STAMP.write_text(json.dumps(wanted, indent=1) + "\n")
+            python = set_up(build)
+            STAMP.write_text(json.dumps({**wanted, "python": python.version}, indent=1) + "\n")
             say(f"ready in {time.monotonic() - started:.0f} s")
     except SetupError as error:
         print(f"setup: error: {error}", file=sys.stderr)
@@ -81,13 +81,14 @@ def main() -> int:
     return 0
 
 
-def set_up(build: str) -> None:
+def set_up(build: str) -> Interpreter:
+    """Make the environment; returns the interpreter that it uses."""
     python = make_venv()
     if build == "cuda" or sys.platform == "darwin":
         install_uv()
         sync(skip=[])
         check_torch()
-        return
+        return python
     have = installed_cpu_torch()
     linked = None if have else find_linked_torch(python.version)
     if not have and linked is None and (other := interpreter_with_linked_torch(python)):
@@ -105,6 +106,7 @@ def set_up(build: str) -> None:
             "PyTorch from its index of CPU builds",
         )
     check_torch()
+    return python
 
 
 def has_nvidia_gpu() -> bool:
@@ -126,10 +128,14 @@ def fingerprint(build: str) -> dict[str, str]:
 
 
 def is_done(wanted: dict[str, str]) -> bool:
+    """Whether the last run made what is wanted now, with the Python that is asked for, if one is."""
     try:
-        return VENV_PYTHON.exists() and json.loads(STAMP.read_text()) == wanted
-    except (OSError, ValueError):
+        made = json.loads(STAMP.read_text())
+        python = made.pop("python")
+    except (OSError, ValueError, KeyError):
         return False
+    asked = os.environ.get("PYTHON")
+    return VENV_PYTHON.exists() and made == wanted and (not asked or version_of(asked) == python)
 
 
 # The interpreter and the environment

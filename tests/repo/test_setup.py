@@ -85,12 +85,18 @@ def test_build_for_another_python_is_found_only_for_that(
     assert setup_script.find_linked_torch(other).version == "2.12.0+cpu"
 
 
-def test_second_run_does_nothing_until_a_project_file_changes(setup_script: ModuleType, tmp_path: Path) -> None:
+def test_second_run_does_nothing_until_a_project_file_changes(
+    setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHON", raising=False)
     wanted = setup_script.fingerprint("cpu")
     assert not setup_script.is_done(wanted)
-    (tmp_path / "setup-stamp.json").write_text(json.dumps(wanted))
+    (tmp_path / "setup-stamp.json").write_text(json.dumps({**wanted, "python": "3.99"}))
     assert setup_script.is_done(wanted)
     assert not setup_script.is_done(setup_script.fingerprint("cuda"))
+    monkeypatch.setenv("PYTHON", sys.executable)
+    assert not setup_script.is_done(wanted)
+    monkeypatch.delenv("PYTHON")
     with (tmp_path / "packages" / "art-mcp" / "pyproject.toml").open("a") as file:
         file.write("\n")
     assert not setup_script.is_done(setup_script.fingerprint("cpu"))
