@@ -302,15 +302,18 @@ def sync(skip: list[str]) -> None:
     )
 
 
-def uv_environment() -> dict[str, str]:
+def environment_of_tools() -> dict[str, str]:
+    """The environment for pip and uv: each gets the certificates that the other, or OpenSSL, has been given."""
     environment = {**os.environ, "UV_PROJECT_ENVIRONMENT": str(VENV)}
     environment.setdefault("UV_PYTHON_DOWNLOADS", "never")
-    if "SSL_CERT_FILE" not in environment:  # whoever gave pip certificates means them for uv as well
-        asked = subprocess.run(
-            [str(VENV_PYTHON), "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
-        )
-        if found := re.findall(r"^(?:global|install|:env:)\.cert='(.*)'$", asked.stdout, re.MULTILINE):
-            environment["SSL_CERT_FILE"] = found[-1]
+    asked = subprocess.run(
+        [str(VENV_PYTHON), "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    )
+    of_pip = re.findall(r"^(?:global|install|:env:)\.cert='(.*)'$", asked.stdout, re.MULTILINE)
+    if of_pip:
+        environment.setdefault("SSL_CERT_FILE", of_pip[-1])
+    elif "SSL_CERT_FILE" in environment:  # pip looks at it from version 24.2 on
+        environment["PIP_CERT"] = environment["SSL_CERT_FILE"]
     return environment
 
 
@@ -320,7 +323,7 @@ def run(command: list[str], *, remedy: str) -> None:
     Raises:
         SetupError: it failed.
     """
-    environment = uv_environment() if command[0] == str(VENV_UV) else dict(os.environ)
+    environment = environment_of_tools() if VENV_PYTHON.exists() else dict(os.environ)
     shown = sys.stderr.isatty()
     ended = subprocess.run(
         command,

