@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from art_core.protocols import Store
 from art_core.storage import RunStore
 from art_core.testing import MemoryStore, RecordingTrainer

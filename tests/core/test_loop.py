@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from art_core.errors import DataError
 from art_core.loop import training_rows
 from art_core.types import Exchange, RolloutError, Sampling, ScoredGroup, Trajectory, TrajectoryGroup

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -73,8 +71,8 @@ def _teach(folder: Path, rows: list[Any]) -> None:
     length = max(len(row.token_ids) for row in rows)
     ids = torch.tensor([list(row.token_ids) + [2] * (length - len(row.token_ids)) for row in rows])
     trained = torch.tensor([list(row.trained) + [False] * (length - len(row.trained)) for row in rows])
-    for step in range(150):
-        batch = torch.arange(step * 8, step * 8 + 8) % len(rows)
+    for step in range(120):
+        batch = torch.arange(step * 6, step * 6 + 6) % len(rows)
         logits = model(input_ids=ids[batch]).logits[:, :-1]
         targets = ids[batch][:, 1:].masked_fill(~trained[batch][:, 1:], -100)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -82,15 +80,3 @@ def _teach(folder: Path, rows: list[Any]) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     model.save_pretrained(folder)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tests that run the command do not want a second torch in this process to spin beside it."""
-    before = os.environ.get("OMP_WAIT_POLICY")
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    yield
-    if before is None:
-        del os.environ["OMP_WAIT_POLICY"]
-    else:
-        os.environ["OMP_WAIT_POLICY"] = before

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from art_mcp.rollout import parse_arguments
 
 

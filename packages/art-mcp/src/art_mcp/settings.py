@@ -32,7 +32,7 @@ class RunSettings(BaseModel):
 
     warmup: Literal["auto", "on", "off"] = "auto"
     warmup_threshold: float = Field(default=0.2, ge=0, le=1)
-    warmup_demos: int = Field(default=48, ge=1)
+    warmup_demos: int = Field(default=28, ge=1)
     warmup_batch: int = Field(default=4, ge=1)
     warmup_epochs: int = Field(default=1, ge=1)
     warmup_learning_rate: float = Field(default=5e-4, gt=0)
@@ -48,7 +48,7 @@ class RunSettings(BaseModel):
     max_tokens: int = Field(default=96, ge=1)
     max_turns: int = Field(default=3, ge=2)
     max_context: int = Field(default=2048, ge=64)
-    concurrency: int = Field(default=32, ge=1)
+    concurrency: int = Field(default=48, ge=1)
     server_processes: int = Field(default=4, ge=1)
     threads: int | None = Field(default=None, ge=1)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
