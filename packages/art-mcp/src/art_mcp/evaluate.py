@@ -10,12 +10,12 @@ from art_core.storage import RunStore
 from art_mcp.arena import Arena, Job
 from art_mcp.progress import Progress
 from art_mcp.report import outcomes
-from art_mcp.rollout import AgentLimits
 from art_mcp.runfolder import RunFolder
 from art_mcp.scenarios import read_scenarios
 from art_mcp.stack import open_model, open_toolbox
 from art_mcp.stats import success_rate
 from art_mcp.verify import validate_scenarios
+from art_mcp.warmup import agent_limits
 
 
 async def evaluate_run(
@@ -36,7 +36,8 @@ async def evaluate_run(
     settings = settings.model_copy(
         update={"samples": samples or settings.samples, "seed": settings.seed if seed is None else seed}
     )
-    held_out = [scenario for scenario in read_scenarios(folder / "scenarios.jsonl") if scenario.split == "held_out"]
+    scenarios = read_scenarios(folder / "scenarios.jsonl")
+    held_out = [scenario for scenario in scenarios if scenario.split == "held_out"]
     with RunStore(folder) as store:
         checkpoint = store.latest()
         if checkpoint is None:
@@ -49,9 +50,7 @@ async def evaluate_run(
                 toolbox=toolbox,
                 store=store,
                 progress=progress,
-                limits=AgentLimits(
-                    max_turns=settings.max_turns, max_tokens=settings.max_tokens, temperature=settings.temperature
-                ),
+                limits=agent_limits(settings, scenarios, model, toolbox),
                 run_seed=settings.seed,
                 max_concurrency=settings.concurrency,
                 earned={},

@@ -28,25 +28,25 @@ class RunSettings(BaseModel):
     scenarios: str | None = None
     num_train: int = Field(default=64, ge=1)
     num_held_out: int = Field(default=16, ge=1)
-    samples: int = Field(default=4, ge=1)
+    samples: int = Field(default=2, ge=1)
 
     warmup: Literal["auto", "on", "off"] = "auto"
     warmup_threshold: float = Field(default=0.2, ge=0, le=1)
-    warmup_demos: int = Field(default=28, ge=1)
+    warmup_demos: int = Field(default=40, ge=1)
     warmup_batch: int = Field(default=4, ge=1)
     warmup_epochs: int = Field(default=1, ge=1)
     warmup_learning_rate: float = Field(default=5e-4, gt=0)
 
-    steps: int = Field(default=6, ge=0)
+    steps: int = Field(default=4, ge=0)
     groups_per_step: int = Field(default=4, ge=1)
     group_size: int = Field(default=6, ge=2)
     loss: Literal["ppo", "cispo"] = "ppo"
-    learning_rate: float = Field(default=3e-4, gt=0)
+    learning_rate: float = Field(default=4e-4, gt=0)
     rank: int = Field(default=16, ge=1)
 
     temperature: float = Field(default=1.0, gt=0, le=2)
-    max_tokens: int = Field(default=96, ge=1)
-    max_turns: int = Field(default=3, ge=2)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_turns: int = Field(default=2, ge=2)
     max_context: int = Field(default=2048, ge=64)
     concurrency: int = Field(default=48, ge=1)
     server_processes: int = Field(default=4, ge=1)

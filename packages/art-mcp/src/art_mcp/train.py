@@ -23,13 +23,12 @@ from art_core.types import Checkpoint, Objective, TokenSample, Trajectory, Traje
 from art_mcp.arena import Arena, Job
 from art_mcp.progress import Progress
 from art_mcp.report import Report, count_outcomes, outcomes, write_report
-from art_mcp.rollout import AgentLimits
 from art_mcp.runfolder import RunFolder
 from art_mcp.scenarios import Scenario
 from art_mcp.settings import RunSettings
 from art_mcp.stack import ServedModel, Toolbox, open_model, open_toolbox
 from art_mcp.stats import success_rate
-from art_mcp.warmup import demonstration_rows, warmup_batches
+from art_mcp.warmup import agent_limits, demonstration_rows, warmup_batches
 
 _TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}
 """Largest logprob difference (nats) between engine and trainer that number formats explain: they add up the same
@@ -279,14 +278,14 @@ async def _open_run(
         events = store.records("events")
         if earned or latest:
             progress.line(f"resuming {folder.path}: {len(earned)} rollouts and {trainer.step_count} updates are kept")
+        limits = agent_limits(settings, scenarios, model, toolbox)
+        progress.line(f"attempts: {limits.max_turns} turns of at most {limits.max_tokens} tokens")
         arena = Arena(
             model=model,
             toolbox=toolbox,
             store=store,
             progress=progress,
-            limits=AgentLimits(
-                max_turns=settings.max_turns, max_tokens=settings.max_tokens, temperature=settings.temperature
-            ),
+            limits=limits,
             run_seed=settings.seed,
             max_concurrency=settings.concurrency,
             earned={trajectory.id: trajectory for trajectory in earned if trajectory.error is None},

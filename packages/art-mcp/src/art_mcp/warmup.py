@@ -11,11 +11,14 @@ from collections.abc import Sequence
 
 from art_core.errors import InfrastructureError
 from art_core.protocols import Store
-from art_core.types import TokenSample
-from art_mcp.rollout import SYSTEM_PROMPT
+from art_core.types import ChatMessage, TokenSample
+from art_mcp.rollout import SYSTEM_PROMPT, AgentLimits
 from art_mcp.scenarios import Scenario
+from art_mcp.settings import RunSettings
 from art_mcp.stack import ServedModel, Toolbox
 from art_mcp.verify import demonstration
+
+_CALL_ID = "call_reference"
 
 
 async def demonstration_rows(
@@ -50,20 +53,36 @@ async def _demonstrate(scenario: Scenario, model: ServedModel, toolbox: Toolbox)
             f"the reference call of scenario {scenario.id!r} fails now, though it worked when it was proposed: "
             f"{result.text[:200]}; remove the scenario from scenarios.jsonl and start a new run"
         )
-    call = {
-        "id": "call_demo",
-        "type": "function",
-        "function": {"name": scenario.tool, "arguments": json.dumps(scenario.arguments, ensure_ascii=False)},
-    }
     messages = [
-        {"role": "system", "content": SYSTEM_PROMPT},
-        {"role": "user", "content": scenario.task},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "call_demo", "content": result.text},
+        *_reference_call(scenario),
+        {"role": "tool", "tool_call_id": _CALL_ID, "content": result.text},
         {"role": "assistant", "content": demonstration(scenario, result)},
     ]
     rendered = model.renderer.render(messages, tools=toolbox.specs)
     return _row(f"demo-{scenario.id}", rendered.token_ids, rendered.sampled_mask)
+
+
+def longest_reference_turn(scenarios: Sequence[Scenario], model: ServedModel, toolbox: Toolbox) -> int:
+    """Tokens of the longest turn in which a perfect agent makes the reference call of one of `scenarios`."""
+    longest = 0
+    for scenario in scenarios:
+        rendered = model.renderer.render(_reference_call(scenario), tools=toolbox.specs)
+        longest = max(longest, sum(rendered.sampled_mask))
+    return longest
+
+
+def _reference_call(scenario: Scenario) -> list[ChatMessage]:
+    """The conversation up to and with the reference call."""
+    call = {
+        "id": _CALL_ID,
+        "type": "function",
+        "function": {"name": scenario.tool, "arguments": json.dumps(scenario.arguments, ensure_ascii=False)},
+    }
+    return [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": scenario.task},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
 
 
 def _row(trajectory_id: str, token_ids: Sequence[int], trained: Sequence[bool]) -> TokenSample:
@@ -75,6 +94,19 @@ def _row(trajectory_id: str, token_ids: Sequence[int], trained: Sequence[bool]) 
         policy_version=0,
         trajectory_id=trajectory_id,
     )
+
+
+def agent_limits(
+    settings: RunSettings, scenarios: Sequence[Scenario], model: ServedModel, toolbox: Toolbox
+) -> AgentLimits:
+    """The bounds of an attempt. Completions may be a tenth longer than the longest reference turn, unless it was said.
+
+    What an untrained model rambles on beyond that costs time and earns nothing.
+    """
+    max_tokens = settings.max_tokens
+    if max_tokens is None:
+        max_tokens = round(1.1 * longest_reference_turn(scenarios, model, toolbox)) + 4
+    return AgentLimits(max_turns=settings.max_turns, max_tokens=max_tokens, temperature=settings.temperature)
 
 
 def warmup_batches(rows: Sequence[TokenSample], *, size: int, epochs: int, seed: int) -> list[list[TokenSample]]:
