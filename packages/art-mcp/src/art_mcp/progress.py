@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 _PLAIN_INTERVAL_S = 15.0
+_UNITS_BEFORE_GUESS = 20  # the first rollouts of a run wait for each other and tell little about those to come
 
 
 def format_duration(seconds: float) -> str:
@@ -104,7 +105,7 @@ class Progress:
         return " · ".join(parts)
 
     def time_left_s(self) -> float | None:
-        if self._units_done < 1 or self._units_total <= self._units_done:
+        if self._units_done < _UNITS_BEFORE_GUESS or self._units_total <= self._units_done:
             return None
         elapsed = time.monotonic() - self._started
         return elapsed / self._units_done * (self._units_total - self._units_done)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from art_core.canary import WeightSyncCanary
+from art_core.errors import WeightSyncError
+from art_core.testing import RecordingTrainer, ScriptedEngine
+from art_core.types import Checkpoint
+
+
+class FixedTrainer(RecordingTrainer):
+    """Says the same log-probability for every token, whatever was trained."""
+
+    def __init__(self, logprob: float, step_count: int = 0) -> None:
+        super().__init__()
+        self.logprob = logprob
+        self._fixed_step_count = step_count
+
+    @property
+    def step_count(self) -> int:
+        return self._fixed_step_count
+
+    async def logprobs(self, token_ids: Sequence[int], *, num_completion: int) -> list[float]:
+        return [self.logprob] * num_completion
+
+
+def engine(logprob: float = -0.5) -> ScriptedEngine:
+    return ScriptedEngine(lambda prompt, sampling: [5] * sampling.max_tokens, logprob=logprob)
+
+
+async def test_equal_weights_pass_with_their_error_as_a_metric() -> None:
+    metrics = await WeightSyncCanary([1, 2, 3], tolerance=0.01).check(engine(), FixedTrainer(-0.495))
+    assert metrics["canary/error"] == pytest.approx(0.005)
+    assert metrics["canary/movement"] == 0.0
+
+
+async def test_other_weights_stop_the_run_and_the_message_has_both_numbers() -> None:
+    with pytest.raises(WeightSyncError, match=r"-0\.50000, the trainer -0\.90000"):
+        await WeightSyncCanary([1, 2, 3], tolerance=0.01).check(engine(), FixedTrainer(-0.9))
+
+
+async def test_logprobs_that_are_no_numbers_stop_the_run() -> None:
+    with pytest.raises(WeightSyncError):
+        await WeightSyncCanary([1, 2, 3], tolerance=0.01).check(engine(), FixedTrainer(float("nan")))
+
+
+async def test_a_checkpoint_that_was_never_loaded_stops_the_run() -> None:
+    with pytest.raises(WeightSyncError, match="serves step 0 but the trainer has made step 3"):
+        await WeightSyncCanary([1], tolerance=0.01).check(engine(), FixedTrainer(-0.5, step_count=3))
+
+
+async def test_movement_is_what_the_last_step_changed_on_the_probe(tmp_path: Path) -> None:
+    canary = WeightSyncCanary([1, 2], tolerance=0.01)
+    served = engine(-0.5)
+    await canary.check(served, FixedTrainer(-0.5))
+    await served.load(Checkpoint(1, tmp_path))
+    served._logprob = -0.75
+    metrics = await canary.check(served, FixedTrainer(-0.75, step_count=1))
+    assert metrics["canary/movement"] == pytest.approx(0.25)
