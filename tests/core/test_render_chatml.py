@@ -101,7 +101,7 @@ def test_tools_follow_the_system_text() -> None:
     assert text == (
         "<|im_start|>system\nS\n\n# Tools\n"
         '{"name":"add","description":"Sum of é","parameters":{"type":"object","properties":{"a":{"type":"integer"}}}}\n'
-        'Call a tool with\n<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call><|im_end|>\n'
+        'Call a tool with\n<tool_call>\n{"name":...,"arguments":{...}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
     )
 
@@ -141,7 +141,7 @@ def test_b001_calls_of_earlier_assistant_turns_are_in_the_context_once() -> None
         {"role": "tool", "tool_call_id": "c1", "content": "3"},
     ]
     text = RENDERER.render_text(messages, tools=[ADD], add_generation_prompt=True)
-    assert text.count('<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>') == 1
+    assert text.count('<tool_call>\n{"name":"add","arguments":{"a":1,"b":2}}\n</tool_call>') == 1
     assert text.endswith("</tool_call><|im_end|>\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n")
 
 
@@ -166,21 +166,20 @@ def test_tokens_know_their_message_and_scaffolding_has_none() -> None:
 @pytest.mark.parametrize("shape", [{"content": None}, {}, {"content": ""}, {"content": []}])
 def test_b011_content_null_missing_and_empty_are_the_same(shape: dict[str, Any]) -> None:
     message = {"role": "assistant", "tool_calls": call_message("{}")["tool_calls"], **shape}
-    assert assistant_text(message) == '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    assert assistant_text(message) == '<tool_call>\n{"name":"add","arguments":{}}\n</tool_call>'
 
 
 @pytest.mark.parametrize("arguments", ["null", "", "  ", None, {}, "{}", '"{}"', '"null"'])
 def test_b046_no_arguments_in_any_spelling(arguments: Any) -> None:
     wanted = '"null"' if arguments == '"null"' else "{}"  # the JSON string null is not nothing
     assert (
-        assistant_text(call_message(arguments))
-        == f'<tool_call>\n{{"name": "add", "arguments": {wanted}}}\n</tool_call>'
+        assistant_text(call_message(arguments)) == f'<tool_call>\n{{"name":"add","arguments":{wanted}}}\n</tool_call>'
     )
 
 
 @pytest.mark.parametrize(("arguments", "wanted"), [("[]", "[]"), ("5", "5"), ('["a"]', '["a"]'), ("true", "true")])
 def test_b046_other_json_is_rendered_as_it_is(arguments: str, wanted: str) -> None:
-    assert f'"arguments": {wanted}}}' in assistant_text(call_message(arguments))
+    assert f'"arguments":{wanted}}}' in assistant_text(call_message(arguments))
 
 
 @pytest.mark.parametrize(

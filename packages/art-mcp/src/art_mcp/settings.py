@@ -26,13 +26,13 @@ class RunSettings(BaseModel):
     call_timeout_s: float = Field(default=30.0, gt=0)
 
     scenarios: str | None = None
-    num_train: int = Field(default=64, ge=1)
+    num_train: int = Field(default=96, ge=1)
     num_held_out: int = Field(default=16, ge=1)
     samples: int = Field(default=2, ge=1)
 
     warmup: Literal["auto", "on", "off"] = "auto"
     warmup_threshold: float = Field(default=0.2, ge=0, le=1)
-    warmup_demos: int = Field(default=40, ge=1)
+    warmup_demos: int = Field(default=64, ge=1)
     warmup_batch: int = Field(default=4, ge=1)
     warmup_epochs: int = Field(default=1, ge=1)
     warmup_learning_rate: float = Field(default=5e-4, gt=0)
@@ -41,7 +41,7 @@ class RunSettings(BaseModel):
     groups_per_step: int = Field(default=4, ge=1)
     group_size: int = Field(default=6, ge=2)
     loss: Literal["ppo", "cispo"] = "ppo"
-    learning_rate: float = Field(default=4e-4, gt=0)
+    learning_rate: float = Field(default=2e-4, gt=0)
     rank: int = Field(default=16, ge=1)
 
     temperature: float = Field(default=1.0, gt=0, le=2)

@@ -28,7 +28,7 @@ _GENERATION_PROMPT = "assistant\n"
 
 DEFAULT_SYSTEM_WITH_TOOLS = "You are a helpful assistant."
 _TOOLS_HEADER = "# Tools\n"
-_TOOLS_FOOTER = '\nCall a tool with\n<tool_call>\n{"name": ..., "arguments": {...}}\n</tool_call>'
+_TOOLS_FOOTER = '\nCall a tool with\n<tool_call>\n{"name":...,"arguments":{...}}\n</tool_call>'
 
 
 @dataclass(frozen=True)

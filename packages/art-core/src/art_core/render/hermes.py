@@ -20,7 +20,9 @@ CLOSE = "</tool_call>"
 def call_text(function: Mapping[str, Any]) -> str:
     """A call as a model writes it. `arguments` may be any JSON value."""
     body = {"name": function["name"], "arguments": function.get("arguments", {})}
-    return f"{OPEN}\n{json.dumps(body, ensure_ascii=False)}\n{CLOSE}"
+    # Without spaces a call takes a sixth fewer tokens, each of which costs a decoding step.
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return f"{OPEN}\n{text}\n{CLOSE}"
 
 
 class HermesSplitter:
