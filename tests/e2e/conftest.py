@@ -67,11 +67,11 @@ def _teach(folder: Path, rows: list[Any]) -> None:
 
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     length = max(len(row.token_ids) for row in rows)
     ids = torch.tensor([list(row.token_ids) + [2] * (length - len(row.token_ids)) for row in rows])
     trained = torch.tensor([list(row.trained) + [False] * (length - len(row.trained)) for row in rows])
-    for step in range(120):
+    for step in range(140):
         batch = torch.arange(step * 6, step * 6 + 6) % len(rows)
         logits = model(input_ids=ids[batch]).logits[:, :-1]
         targets = ids[batch][:, 1:].masked_fill(~trained[batch][:, 1:], -100)

@@ -28,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 T = TypeVar("T")
+_INTERRUPTED = 130
 
 _Server = Annotated[
     str, typer.Argument(help="Command line that starts the MCP server, as one quoted word.", metavar="SERVER")
@@ -308,8 +309,10 @@ def _one_line_errors() -> Iterator[None]:
     """End the process with one line for what a user can mend. A fault of ours keeps its traceback."""
     try:
         yield
-    except KeyboardInterrupt:
-        _fail("interrupted; what was earned is kept, run the same command again to go on", 130)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            _fail("interrupted; what was earned is kept, run the same command again to go on", _INTERRUPTED)
+        raise
     except BrokenPipeError:
         sys.exit(1)
     except BaseException as error:

@@ -193,7 +193,7 @@ class _Run:
         )
         metrics = {**(extra or {}), **report.metrics}
         self.cursor = cursor
-        self.store.append("metrics", {**cursor, "policy_version": report.step, "metrics": metrics})
+        _log_step(self.store, cursor, report.step, metrics)
         self.store.prune(keep=self._milestones())
         self._tick(f"{cursor['phase']} {cursor['done']}")
         return metrics
@@ -320,11 +320,16 @@ async def _resume(
     trainer.restore(latest)
     await model.engine.load(latest)
     cursor: dict[str, Any] = {key: stored[key] for key in ("phase", "done", "of") if key in stored}
-    if not any(record["policy_version"] == latest.step for record in store.records("metrics")):
-        metrics = {**stored["extra"], **stored["metrics"], "step/skipped": 0.0}
-        store.append("metrics", {**cursor, "policy_version": latest.step, "metrics": metrics})
+    _log_step(store, cursor, latest.step, {**stored["extra"], **stored["metrics"], "step/skipped": 0.0})
     progress.line(f"continuing from checkpoint {latest.path}")
     return cursor
+
+
+def _log_step(store: RunStore, cursor: dict[str, Any], policy_version: int, metrics: dict[str, float]) -> None:
+    """Add the step at `cursor` to the metrics log, unless an interrupted run had come that far."""
+    place = (cursor["phase"], cursor["done"])
+    if all((record["phase"], record["done"]) != place for record in store.records("metrics")):
+        store.append("metrics", {**cursor, "policy_version": policy_version, "metrics": metrics})
 
 
 def _lora(settings: RunSettings) -> Any:
