@@ -60,3 +60,12 @@ async def test_movement_is_what_the_last_step_changed_on_the_probe(tmp_path: Pat
     served._logprob = -0.75
     metrics = await canary.check(served, FixedTrainer(-0.75, step_count=1))
     assert metrics["canary/movement"] == pytest.approx(0.25)
+
+
+async def test_an_engine_that_goes_on_with_the_old_weights_is_found_even_within_the_tolerance(tmp_path: Path) -> None:
+    canary = WeightSyncCanary([1, 2], tolerance=0.25)
+    served = engine(-0.5)
+    await canary.check(served, FixedTrainer(-0.5))
+    await served.load(Checkpoint(1, tmp_path))
+    with pytest.raises(WeightSyncError, match="still serves the old weights"):
+        await canary.check(served, FixedTrainer(-0.51, step_count=1))

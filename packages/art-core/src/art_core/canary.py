@@ -24,6 +24,7 @@ class WeightSyncCanary:
     num_tokens: int = 8
     _previous: list[float] = field(default_factory=list)
     _previous_ids: tuple[int, ...] = ()
+    _previous_served: list[float] = field(default_factory=list)
 
     async def check(self, engine: Engine, trainer: Trainer) -> dict[str, float]:
         """Metrics of the comparison: `canary/error` (worst token) and `canary/movement` (what the step changed).
@@ -57,5 +58,10 @@ class WeightSyncCanary:
                 [*self.prompt_ids, *self._previous_ids], num_completion=len(self._previous_ids)
             )
             movement = max(abs(a - b) for a, b in zip(now, self._previous, strict=True))
-        self._previous_ids, self._previous = tuple(ids), wanted
+            if movement > 0 and (tuple(ids), served) == (self._previous_ids, self._previous_served):
+                raise WeightSyncError(
+                    f"the engine says it serves step {engine.policy_version}, but its answer to the probe is the last "
+                    f"step's to the bit, while the trainer's moved by {movement:.2g}; it still serves the old weights"
+                )
+        self._previous_ids, self._previous, self._previous_served = tuple(ids), wanted, served
         return {"canary/error": errors[worst], "canary/movement": movement}

@@ -33,13 +33,12 @@ class RunStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._repaired: set[str] = set()
         with _explained(folder, "open the run folder"):
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(folder)
             for torn in (folder / "checkpoints").glob(".tmp-*"):
                 shutil.rmtree(torn)
-            for log in folder.glob("*.jsonl"):
-                _drop_torn_tail(log)
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +63,7 @@ class RunStore:
             line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
         except (TypeError, ValueError) as error:
             raise DataError(f"a record for {kind}.jsonl cannot be written as JSON: {error}") from error
-        path = self.folder / f"{kind}.jsonl"
+        path = self._log_path(kind)
         with _explained(path, "append to"), path.open("ab", buffering=0) as file:
             before = file.tell()
             data = line.encode(errors="backslashreplace")  # turns a lone surrogate into its JSON escape
@@ -78,7 +77,7 @@ class RunStore:
 
     def records(self, kind: str) -> list[dict[str, Any]]:
         """All records of `<kind>.jsonl`; an empty list when there is no such log yet."""
-        path = self.folder / f"{kind}.jsonl"
+        path = self._log_path(kind)
         if not path.exists():
             return []
         with _explained(path, "read"):
@@ -152,6 +151,15 @@ class RunStore:
             if name and newest and path != newest.path and int(name[1]) not in keep:
                 with _explained(path, "delete"):
                     shutil.rmtree(path)
+
+    def _log_path(self, kind: str) -> Path:
+        """The file of the log `kind`, without the record that a killed process left unfinished at its end."""
+        path = self.folder / f"{kind}.jsonl"
+        if kind not in self._repaired and path.exists():
+            with _explained(path, "repair"):
+                _drop_torn_tail(path)
+        self._repaired.add(kind)
+        return path
 
     def _path(self, step: int) -> Path:
         return self.folder / "checkpoints" / f"step-{step:04d}"

@@ -20,7 +20,7 @@ from art_mcp.scenarios import Scenario
 from art_mcp.stack import ServedModel, Toolbox
 from art_mcp.verify import verify
 
-_FATAL = (ServerStartError, EngineClosedError, StorageError, APIConnectionError)
+_FATAL = (ServerStartError, EngineClosedError, StorageError)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,11 @@ class Arena:
                         seed=job.seed(self.run_seed),
                     )
             except APIStatusError as error:
+                if error.code == "engine_closed":
+                    raise EngineClosedError(f"the engine ended in the middle of the run: {error.message}") from error
                 raise InfrastructureError(f"the model server answered {error.status_code}: {error.message}") from error
+            except APIConnectionError as error:
+                raise EngineClosedError(f"the model server cannot be reached any more: {error}") from error
             finally:
                 exchanges = server.close_trajectory(job.id)
             verdict = verify(scenario, self.toolbox.tools, outcome.calls, outcome.answer)

@@ -163,8 +163,8 @@ def _train(settings: RunSettings, folder: Path) -> dict[str, Any]:
 def evaluate(
     server: _Server,
     run: Annotated[Path, typer.Option(help="Output folder of a run of `art-mcp train`.")],
-    samples: Annotated[int | None, typer.Option(help="Attempts per scenario; by default as in the run.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Sampling seed; by default that of the run.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Attempts per scenario; by default as in the run.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Sampling seed; by default that of the run.")] = None,
     as_json: _Json = False,
 ) -> None:
     """Score the newest checkpoint of a run on its held-out scenarios again."""

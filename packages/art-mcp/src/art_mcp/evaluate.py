@@ -34,7 +34,10 @@ async def evaluate_run(
             f"{folder} was trained on {settings.server!r}, not on {server!r}; give the same server command"
         )
     settings = settings.model_copy(
-        update={"samples": samples or settings.samples, "seed": settings.seed if seed is None else seed}
+        update={
+            "samples": settings.samples if samples is None else samples,
+            "seed": settings.seed if seed is None else seed,
+        }
     )
     scenarios = read_scenarios(folder / "scenarios.jsonl")
     held_out = [scenario for scenario in scenarios if scenario.split == "held_out"]
@@ -43,6 +46,7 @@ async def evaluate_run(
         if checkpoint is None:
             raise DataError(f"{folder} has no checkpoint yet; let `art-mcp train` make at least one step")
         async with open_toolbox(settings, progress.line) as toolbox, open_model(settings, progress.line) as model:
+            run_folder.check_identity(store, model.source)
             validate_scenarios(held_out, list(toolbox.tools.values()))
             await model.engine.load(checkpoint)
             arena = Arena(

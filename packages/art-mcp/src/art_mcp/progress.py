@@ -86,11 +86,19 @@ class Progress:
     def line(self, text: str) -> None:
         """A line that stays."""
         stamp = time.strftime("%H:%M:%S")
-        if self._log:
-            self._log.write(f"{stamp} {text}\n")
-            self._log.flush()
+        self._write_to_log(f"{stamp} {text}\n")
         if not self._quiet:
             self._console.print(Text(f"{stamp} {text}"))
+
+    def _write_to_log(self, text: str) -> None:
+        if self._log is None:
+            return
+        try:
+            self._log.write(text)
+            self._log.flush()
+        except OSError as error:  # the log is a courtesy: a full disk must not end what may not need it
+            self._log = None
+            self._console.print(Text(f"run.log cannot be written any more: {error.strerror}"))
 
     def status(self) -> str:
         """The current state in one line."""

@@ -91,7 +91,7 @@ async def attempt(
             if call.result is None or call.result.is_error:
                 errors.append(text)
             messages.append({"role": "tool", "tool_call_id": request.id, "content": text})
-    return Attempt(tuple(calls), None, limits.max_turns, tool_errors=tuple(errors))
+    return Attempt(tuple(calls), None, limits.max_turns, truncated=True, tool_errors=tuple(errors))
 
 
 async def _execute(name: str, raw_arguments: str, known: set[str], caller: ToolCaller) -> AttemptedCall:

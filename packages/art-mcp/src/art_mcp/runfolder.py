@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -13,6 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from art_core.errors import ConfigError, DataError
+from art_core.protocols import Store
+from art_core.weights.source import ModelSource
 from art_mcp.files import write_atomically
 from art_mcp.progress import Progress
 from art_mcp.proposer import propose
@@ -23,7 +26,7 @@ from art_mcp.stack import Toolbox, open_toolbox
 from art_mcp.verify import validate_scenarios
 
 _PACKAGES = ("art-core", "art-mcp", "mcp", "renderers", "torch", "transformers", "openai")
-_OWN_FILES = {".lock", "checkpoints", "run.log"}
+_OWN_FILES = {".lock", ".run.json.tmp", "checkpoints", "run.log"}
 
 
 class RunFolder:
@@ -59,6 +62,43 @@ class RunFolder:
                 f"{path} is not readable ({type(error).__name__}); start a new run in another folder"
             ) from error
 
+    def refuse_foreign_files(self) -> None:
+        """Leave a folder alone that holds no run but other files.
+
+        Raises:
+            ConfigError: it does.
+        """
+        if (self.path / "run.json").exists():
+            return
+        others = sorted(entry.name for entry in self.path.iterdir() if entry.name not in _OWN_FILES)
+        if others:
+            raise ConfigError(
+                f"{self.path} is not empty and holds no run ({others[0]}, ...); give an empty --out folder"
+            )
+
+    def check_identity(self, store: Store, model: ModelSource) -> None:
+        """Note which base weights and scenarios the run uses; refuse to go on with others.
+
+        Raises:
+            ConfigError: the weights behind the model's name, or `scenarios.jsonl`, are not those of the run's start.
+        """
+        scenarios = hashlib.sha256((self.path / "scenarios.jsonl").read_bytes()).hexdigest()
+        found = {"weights": model.sha256, "origin": model.origin, "scenarios": scenarios}
+        noted = store.records("identity")
+        if not noted:
+            store.append("identity", found)
+            return
+        if noted[0]["weights"] != found["weights"]:
+            raise ConfigError(
+                f"{self.path} was begun with the weights {noted[0]['weights'][:12]} ({noted[0]['origin']}), this "
+                f"machine now has {model.sha256[:12]} ({model.origin}); restore them, or give another --out folder"
+            )
+        if noted[0]["scenarios"] != scenarios:
+            raise ConfigError(
+                f"{self.path / 'scenarios.jsonl'} was changed since the run began, and earlier attempts are scored by "
+                "the old one; start a new run with --scenarios FILE in another folder"
+            )
+
     def claim(self, settings: RunSettings) -> None:
         """Make this the folder of a run with `settings`.
 
@@ -74,11 +114,7 @@ class RunFolder:
                     f"{getattr(settings, changed[0])!r}; repeat the first command to resume it, or give another --out"
                 )
             return
-        others = sorted(entry.name for entry in self.path.iterdir() if entry.name not in _OWN_FILES)
-        if others:
-            raise ConfigError(
-                f"{self.path} is not empty and holds no run ({others[0]}, ...); give an empty --out folder"
-            )
+        self.refuse_foreign_files()
         description = {
             "settings": settings.model_dump(mode="json"),
             "system_prompt": SYSTEM_PROMPT,

@@ -10,7 +10,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,16 @@ class RewardAsVerified:
 
 async def train(settings: RunSettings, folder: Path, progress: Progress) -> Report:
     """Train as `settings` say, with everything earned kept in `folder`; continue an unfinished run found there."""
+    started = time.monotonic()
+    run_folder = RunFolder(folder)
+    run_folder.refuse_foreign_files()
     with RunStore(folder) as store:
-        run_folder = RunFolder(folder)
         run_folder.claim(settings)
         async with open_toolbox(settings, progress.line) as toolbox:
             scenarios = await run_folder.scenarios(settings, toolbox, progress)
             async with (
                 open_model(settings, progress.line) as model,
-                _open_run(settings, run_folder, store, toolbox, model, scenarios, progress) as run,
+                _open_run(settings, run_folder, store, toolbox, model, scenarios, progress, started) as run,
             ):
                 return await run.execute()
 
@@ -71,7 +73,7 @@ class _Run:
     held_out: list[Scenario]
     cursor: dict[str, Any]
     elapsed_before_s: float
-    started: float = field(default_factory=time.monotonic)
+    started: float
 
     async def execute(self) -> Report:
         settings, progress = self.settings, self.progress
@@ -257,7 +259,11 @@ async def _open_run(
     model: ServedModel,
     scenarios: list[Scenario],
     progress: Progress,
+    started: float,
 ) -> AsyncIterator[_Run]:
+    folder.check_identity(store, model.source)
+    if getattr(model.engine, "batch_invariant", True) is False:
+        progress.line("on this machine results depend on load: a run that is resumed will differ a little")
     trainer = open_trainer(
         "native",
         model_folder=model.source.folder,
@@ -307,6 +313,7 @@ async def _open_run(
             held_out=held_out,
             cursor=cursor,
             elapsed_before_s=max((event["elapsed_s"] for event in events), default=0.0),
+            started=started,
         )
     finally:
         await trainer.aclose()

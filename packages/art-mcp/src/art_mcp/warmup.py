@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
-from art_core.errors import InfrastructureError
+from art_core.errors import DataError, InfrastructureError
 from art_core.protocols import Store
 from art_core.types import ChatMessage, TokenSample
+from art_mcp.results import parse_json
 from art_mcp.rollout import SYSTEM_PROMPT, AgentLimits
 from art_mcp.scenarios import Scenario
 from art_mcp.settings import RunSettings
 from art_mcp.stack import ServedModel, Toolbox
+from art_mcp.types import ToolResult
 from art_mcp.verify import demonstration
 
 _CALL_ID = "call_reference"
+_TYPICAL_WORKDIR = Path(tempfile.gettempdir()) / "art-mcp-xxxxxxxx"
 
 
 async def demonstration_rows(
@@ -63,12 +68,27 @@ async def _demonstrate(scenario: Scenario, model: ServedModel, toolbox: Toolbox)
 
 
 def longest_reference_turn(scenarios: Sequence[Scenario], model: ServedModel, toolbox: Toolbox) -> int:
-    """Tokens of the longest turn in which a perfect agent makes the reference call of one of `scenarios`."""
+    """Tokens of the longest turn of a perfect agent: the reference call, or the answer to its recorded result."""
     longest = 0
     for scenario in scenarios:
-        rendered = model.renderer.render(_reference_call(scenario), tools=toolbox.specs)
-        longest = max(longest, sum(rendered.sampled_mask))
+        filled = scenario.in_workdir(_TYPICAL_WORKDIR)
+        call = model.renderer.render(_reference_call(filled), tools=toolbox.specs)
+        longest = max(longest, sum(call.sampled_mask))
+        answer = _reference_answer(filled)
+        if answer is not None:
+            turn = model.renderer.render([{"role": "user", "content": ""}, {"role": "assistant", "content": answer}])
+            longest = max(longest, sum(turn.sampled_mask))
     return longest
+
+
+def _reference_answer(scenario: Scenario) -> str | None:
+    """What a perfect agent says to the result that was recorded with `scenario`; None where that cannot be told."""
+    if scenario.reference is None:
+        return None
+    try:
+        return demonstration(scenario, ToolResult(scenario.reference, structured=parse_json(scenario.reference)))
+    except DataError:  # a reference that was shortened may lack its facts
+        return None
 
 
 def _reference_call(scenario: Scenario) -> list[ChatMessage]:

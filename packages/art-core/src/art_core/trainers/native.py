@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+from safetensors import SafetensorError
 
 from art_core.errors import (
     AdapterMismatchError,
@@ -21,6 +22,7 @@ from art_core.errors import (
     ContextLengthError,
     DataError,
     NonFiniteLossError,
+    StorageError,
     TrainerClosedError,
 )
 from art_core.trainers.batch import pack
@@ -248,8 +250,13 @@ class NativeTrainer:
         return [float(value) for value in logp_U]
 
     def _save(self, folder: Path) -> None:
-        write_adapter(folder, self._config.lora, self._policy.layers, base_model=self._config.base_model)
-        write_optimizer(folder, self._optimizer, self._parameters, step_count=self._step_count)
+        try:
+            write_adapter(folder, self._config.lora, self._policy.layers, base_model=self._config.base_model)
+            write_optimizer(folder, self._optimizer, self._parameters, step_count=self._step_count)
+        except SafetensorError as error:  # what the library makes of a full disk
+            raise StorageError(
+                f"could not save step {self._step_count} into {folder}: {error}; free some space and run again"
+            ) from error
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         adapter = read_adapter(checkpoint.path)
