@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from art_core.errors import ArtError
+from art_core.errors import ArtError, StorageError
 
 if TYPE_CHECKING:
     from art_mcp.settings import RunSettings
@@ -279,8 +279,6 @@ def _print_json(value: Any) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    from art_core.errors import StorageError
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -323,9 +321,14 @@ def _one_line_errors() -> Iterator[None]:
 
 
 def _known_error(error: BaseException) -> ArtError | None:
-    """The error of ours that `error` is, or that a group of errors holds."""
+    """The error of ours that `error` is, or that a group of errors holds.
+
+    What the system refuses (a disk, a permission) is the machine's fault and not ours, so it counts as known.
+    """
     if isinstance(error, ArtError):
         return error
+    if isinstance(error, OSError):
+        return StorageError(f"{error.filename or 'the system'}: {error.strerror or error}; mend it and run again")
     if isinstance(error, BaseExceptionGroup):
         return next((known for inner in error.exceptions if (known := _known_error(inner))), None)
     return None
