@@ -63,11 +63,14 @@ def test_b026_an_unknown_field_is_refused_by_name() -> None:
 
 
 def test_fields_of_openais_own_service_and_neutral_values_are_accepted() -> None:
-    parse(
+    request = parse(
         user="u", store=True, metadata={"a": "b"}, service_tier="auto", safety_identifier="s", prompt_cache_key="k",
         n=1, stop=[], presence_penalty=0.0, frequency_penalty=0, logit_bias={}, response_format={"type": "text"},
         parallel_tool_calls=True, top_logprobs=0, tool_choice="auto", tools=None, seed=None, stream_options=None,
     )  # fmt: skip
+    plain = parse()
+    assert (request.user, request.store) == ("u", True)
+    assert (request.messages, request.seed, request.temperature) == (plain.messages, plain.seed, plain.temperature)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from art_core.errors import DataError, InfrastructureError
 from art_core.protocols import Store
+from art_core.samples import demonstration as supervised_row
 from art_core.types import ChatMessage, TokenSample
 from art_mcp.results import parse_json
 from art_mcp.rollout import SYSTEM_PROMPT, AgentLimits
@@ -106,14 +107,7 @@ def _reference_call(scenario: Scenario) -> list[ChatMessage]:
 
 
 def _row(trajectory_id: str, token_ids: Sequence[int], trained: Sequence[bool]) -> TokenSample:
-    return TokenSample(
-        token_ids=tuple(token_ids),
-        trained=tuple(trained),
-        logprobs=(0.0,) * len(token_ids),
-        advantage=1.0,
-        policy_version=0,
-        trajectory_id=trajectory_id,
-    )
+    return supervised_row(trajectory_id, (((token,), flag) for token, flag in zip(token_ids, trained, strict=True)))
 
 
 def agent_limits(
