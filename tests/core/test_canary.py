@@ -27,6 +27,17 @@ class FixedTrainer(RecordingTrainer):
         return [self.logprob] * num_completion
 
 
+class ByTokenTrainer(RecordingTrainer):
+    """Says one log-probability for each kind of token."""
+
+    def __init__(self, logprob_of: dict[int, float]) -> None:
+        super().__init__()
+        self.logprob_of = logprob_of
+
+    async def logprobs(self, token_ids: Sequence[int], *, num_completion: int) -> list[float]:
+        return [self.logprob_of[token] for token in token_ids[-num_completion:]]
+
+
 def engine(logprob: float = -0.5) -> ScriptedEngine:
     return ScriptedEngine(lambda prompt, sampling: [5] * sampling.max_tokens, logprob=logprob)
 
@@ -60,6 +71,20 @@ async def test_movement_is_what_the_last_step_changed_on_the_probe(tmp_path: Pat
     served._logprob = -0.75
     metrics = await canary.check(served, FixedTrainer(-0.75, step_count=1))
     assert metrics["canary/movement"] == pytest.approx(0.25)
+
+
+async def test_movement_is_measured_where_the_probe_is_answered_otherwise_now(tmp_path: Path) -> None:
+    canary = WeightSyncCanary([1, 2], tolerance=0.01, num_tokens=2)
+    answers = iter([[5, 6], [5, 7], [8, 7]])
+    served = ScriptedEngine(lambda _prompt, _sampling: next(answers), logprob=-0.5)
+    trainer = ByTokenTrainer({5: -0.5, 6: -0.5, 7: -0.5, 8: -0.5})
+    await canary.check(served, trainer)
+    # Token 5 begins both answers; what follows it differs, and is not compared.
+    trainer.logprob_of = {5: -0.505, 7: -0.5}
+    assert (await canary.check(served, trainer))["canary/movement"] == pytest.approx(0.005)
+    # Nothing in common: what the trainer says now of the token that the last answer began with.
+    trainer.logprob_of = {5: -0.9, 7: -0.5, 8: -0.5}
+    assert (await canary.check(served, trainer))["canary/movement"] == pytest.approx(0.395)
 
 
 async def test_an_engine_that_goes_on_with_the_old_weights_is_found_even_within_the_tolerance(tmp_path: Path) -> None:

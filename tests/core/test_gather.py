@@ -83,7 +83,10 @@ async def test_a_fatal_error_cancels_the_others_and_is_raised_as_itself() -> Non
 
     with pytest.raises(StorageError, match="full"):
         await gather_rollouts(
-            [slow, _raising(StorageError("full"))], max_concurrency=2, failed=_failed, fatal=(StorageError,)
+            [slow, _raising(StorageError("full"))],
+            max_concurrency=2,
+            failed=_failed,
+            fatal=lambda error: isinstance(error, StorageError),
         )
     assert cancelled.is_set()
 

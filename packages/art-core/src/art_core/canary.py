@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ class WeightSyncCanary:
 
     prompt_ids: Sequence[int]
     tolerance: float
-    num_tokens: int = 8
+    num_tokens: int = 4
     _previous: list[float] = field(default_factory=list)
     _previous_ids: tuple[int, ...] = ()
     _previous_served: list[float] = field(default_factory=list)
@@ -54,10 +55,7 @@ class WeightSyncCanary:
             )
         movement = 0.0
         if self._previous_ids:
-            now = await trainer.logprobs(
-                [*self.prompt_ids, *self._previous_ids], num_completion=len(self._previous_ids)
-            )
-            movement = max(abs(a - b) for a, b in zip(now, self._previous, strict=True))
+            movement = await self._movement(trainer, ids, wanted)
             if movement > 0 and (tuple(ids), served) == (self._previous_ids, self._previous_served):
                 raise WeightSyncError(
                     f"the engine says it serves step {engine.policy_version}, but its answer to the probe is the last "
@@ -65,3 +63,12 @@ class WeightSyncCanary:
                 )
         self._previous_ids, self._previous, self._previous_served = tuple(ids), wanted, served
         return {"canary/error": errors[worst], "canary/movement": movement}
+
+    async def _movement(self, trainer: Trainer, ids: Sequence[int], logprobs: Sequence[float]) -> float:
+        """Largest change of the trainer's log-probabilities of the tokens that this and the last answer begin with."""
+        if ids[0] != self._previous_ids[0]:
+            (now,) = await trainer.logprobs([*self.prompt_ids, self._previous_ids[0]], num_completion=1)
+            return abs(now - self._previous[0])
+        pairs = zip(ids, self._previous_ids, logprobs, self._previous, strict=False)
+        common = itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)
+        return max(abs(after - before) for _, _, after, before in common)

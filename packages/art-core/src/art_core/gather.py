@@ -15,13 +15,13 @@ async def gather_rollouts(
     max_concurrency: int,
     timeout_s: float | None = None,
     failed: Callable[[int, RolloutError], Trajectory],
-    fatal: tuple[type[Exception], ...] = (),
+    fatal: Callable[[Exception], bool] = lambda _: False,
     on_done: Callable[[Trajectory], None] = lambda _: None,
 ) -> list[Trajectory]:
     """Run `rollouts`, at most `max_concurrency` at a time, and return their trajectories in input order.
 
     A rollout that raises, or takes longer than `timeout_s`, becomes `failed(index, error)`; the others go on. An
-    exception of a `fatal` kind cancels all and is raised. Cancelling this call cancels every rollout. `on_done` is
+    exception that is `fatal` cancels all and is raised. Cancelling this call cancels every rollout. `on_done` is
     called for each trajectory as it arrives, in order of arrival.
     """
     if max_concurrency < 1:
@@ -32,15 +32,14 @@ async def gather_rollouts(
     async def run(index: int) -> None:
         async with slots:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(timeout_s) as limit:
                     trajectory = await rollouts[index]()
-            except fatal:
-                raise
-            except TimeoutError as error:
-                message = f"no result after {timeout_s} s" if not str(error) else str(error)
-                trajectory = failed(index, RolloutError(kind="TimeoutError", message=message))
-            except Exception as error:  # noqa: BLE001 - whatever a rollout raises is its result
-                trajectory = failed(index, RolloutError(kind=type(error).__name__, message=str(error)))
+            except Exception as error:
+                late = isinstance(error, TimeoutError) and limit.expired()
+                if not late and fatal(error):
+                    raise
+                message = f"no result after {timeout_s} s" if late and not str(error) else str(error)
+                trajectory = failed(index, RolloutError(kind=type(error).__name__, message=message))
         results[index] = trajectory
         on_done(trajectory)
 

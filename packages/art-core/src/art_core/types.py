@@ -58,6 +58,7 @@ class Exchange(_Record):
     `logprobs[i]` is the log-probability of `completion_ids[i]` under the distribution it was drawn from (temperature,
     top-p and top-k included). `policy_version` is the step of the checkpoint that served all of it. Times are seconds
     since the epoch. `forked` tells that the prompt could not be built as an extension of the trajectory's record.
+    `num_malformed_calls` counts attempted tool calls that could not be read; their text is part of the content.
     """
 
     id: str
@@ -72,6 +73,7 @@ class Exchange(_Record):
     sampling: Sampling
     policy_version: int = Field(ge=0)
     forked: bool = False
+    num_malformed_calls: int = Field(default=0, ge=0)
     started_at: float
     ended_at: float
 

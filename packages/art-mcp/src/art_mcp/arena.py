@@ -9,18 +9,16 @@ from dataclasses import dataclass
 
 from openai import APIConnectionError, APIStatusError
 
-from art_core.errors import EngineClosedError, InfrastructureError, StorageError
+from art_core.errors import EngineClosedError, InfrastructureError
 from art_core.gather import gather_rollouts
 from art_core.protocols import Store
-from art_core.types import RolloutError, Trajectory
+from art_core.types import Exchange, RolloutError, Trajectory
 from art_mcp.connect import ServerStartError
 from art_mcp.progress import Progress
 from art_mcp.rollout import AgentLimits, attempt
 from art_mcp.scenarios import Scenario
 from art_mcp.stack import ServedModel, Toolbox
 from art_mcp.verify import verify
-
-_FATAL = (ServerStartError, EngineClosedError, StorageError)
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Arena:
 
         Raises:
             InfrastructureError: more than half of the jobs failed for reasons the policy is not responsible for.
-            ServerStartError, EngineClosedError, StorageError: nothing further can succeed.
+            Exception: any other error of a rollout. Nothing further can succeed, or it is a defect that must be seen.
         """
         version = self.model.engine.policy_version
         fresh: list[int] = []
@@ -81,11 +79,18 @@ class Arena:
             self.store.append(self.log, trajectory.model_dump(mode="json"))
             self._count(tally, trajectory)
 
+        recorded: dict[str, list[Exchange]] = {}
+
+        def failed(index: int, error: RolloutError) -> Trajectory:
+            trajectory = _trajectory(jobs[fresh[index]], error=error)
+            trajectory.exchanges = recorded.pop(trajectory.id, [])
+            return trajectory
+
         made = await gather_rollouts(
-            [self._rollout(jobs[index]) for index in fresh],
+            [self._rollout(jobs[index], recorded) for index in fresh],
             max_concurrency=self.max_concurrency,
-            failed=lambda index, error: _trajectory(jobs[fresh[index]], error=error),
-            fatal=_FATAL,
+            failed=failed,
+            fatal=lambda error: not isinstance(error, InfrastructureError) or isinstance(error, ServerStartError),
             on_done=finished,
         )
         for index, trajectory in zip(fresh, made, strict=True):
@@ -99,7 +104,9 @@ class Arena:
             )
         return done
 
-    def _rollout(self, job: Job) -> Callable[[], Awaitable[Trajectory]]:
+    def _rollout(self, job: Job, recorded: dict[str, list[Exchange]]) -> Callable[[], Awaitable[Trajectory]]:
+        """The attempt at `job`. What the server recorded of one that fails is left in `recorded`."""
+
         async def run() -> Trajectory:
             started = time.monotonic()
             server = self.model.server
@@ -124,16 +131,19 @@ class Arena:
             except APIConnectionError as error:
                 raise EngineClosedError(f"the model server cannot be reached any more: {error}") from error
             finally:
-                exchanges = server.close_trajectory(job.id)
+                recorded[job.id] = server.close_trajectory(job.id)
             verdict = verify(scenario, self.toolbox.tools, outcome.calls, outcome.answer)
             trajectory = _trajectory(job)
-            trajectory.exchanges = exchanges
+            trajectory.exchanges = recorded.pop(job.id)
             trajectory.reward = verdict.reward
             trajectory.metrics = {
                 "success": float(verdict.success),
                 "turns": float(outcome.num_turns),
                 "tool_calls": float(len(outcome.calls)),
                 "tool_errors": float(len(outcome.tool_errors)),
+                "tool_results_cut": float(
+                    sum(c.result is not None and c.result.num_cut_chars > 0 for c in outcome.calls)
+                ),
                 "truncated": float(outcome.truncated),
                 "duration_s": round(time.monotonic() - started, 3),
                 **{f"reward/{name}": value for name, value in verdict.parts.items()},

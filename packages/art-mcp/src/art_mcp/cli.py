@@ -55,7 +55,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Output folder; by default runs/<name of the server>.")] = None,
     seed: _Seed = 0,
     scenarios: Annotated[Path | None, typer.Option(help="Use this scenarios.jsonl instead of proposing.")] = None,
-    num_train: Annotated[int, typer.Option(help="Training scenarios to propose.")] = 96,
+    num_train: Annotated[int, typer.Option(help="Training scenarios to propose.")] = 112,
     num_held_out: Annotated[int, typer.Option(help="Held-out scenarios to propose.")] = 16,
     samples: Annotated[int, typer.Option(help="Attempts per held-out scenario in each evaluation.")] = 2,
     steps: Annotated[int, typer.Option(help="GRPO steps.")] = 4,
@@ -68,7 +68,7 @@ def train(
         str, typer.Option(help="on, off, or auto: when the baseline success is below --warmup-threshold.")
     ] = "auto",
     warmup_threshold: Annotated[float, typer.Option(help="Baseline success below which auto warms up.")] = 0.2,
-    warmup_demos: Annotated[int, typer.Option(help="Demonstrations, built from reference calls.")] = 64,
+    warmup_demos: Annotated[int, typer.Option(help="Demonstrations, built from reference calls.")] = 48,
     warmup_batch: Annotated[int, typer.Option(help="Demonstrations per update.")] = 4,
     warmup_epochs: Annotated[int, typer.Option(help="Passes over the demonstrations.")] = 1,
     warmup_learning_rate: Annotated[float, typer.Option(help="AdamW learning rate of the warm-up.")] = 5e-4,
@@ -176,9 +176,10 @@ def evaluate(
     if as_json:
         _print_json(result)
     else:
-        low, high = result["ci95"]
+        from art_mcp.stats import shown
+
         typer.echo(
-            f"step {result['step']}: success {result['success']:.2f} [{low:.2f}, {high:.2f}] on "
+            f"step {result['step']}: success {shown(result['success'], *result['ci95'])} on "
             f"{result['held_out']['scenarios']} held-out scenarios, {result['held_out']['samples']} samples each"
         )
 
@@ -214,7 +215,7 @@ def propose_only(
     server: _Server,
     out: Annotated[Path, typer.Option(help="File to write, one scenario per line.")],
     seed: _Seed = 0,
-    num_train: Annotated[int, typer.Option(help="Training scenarios to propose.")] = 96,
+    num_train: Annotated[int, typer.Option(help="Training scenarios to propose.")] = 112,
     num_held_out: Annotated[int, typer.Option(help="Held-out scenarios to propose.")] = 16,
     allow_tool: _AllowTool = None,
     deny_tool: _DenyTool = None,
@@ -238,6 +239,8 @@ def propose_only(
     )
     if out.is_dir() or not out.parent.is_dir():
         raise ArtError(f"{out} is not a file that could be written; give --out a file in a folder that exists")
+    if out.exists():
+        raise ArtError(f"{out} exists, and may have been edited; remove it, or give --out another file")
     from art_mcp.progress import Progress
     from art_mcp.runfolder import propose_for_file
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from art_core.errors import ConfigError, DataError
+from art_core.errors import ConfigError
 from art_core.storage import RunStore
 from art_mcp.arena import Arena, Job
 from art_mcp.progress import Progress
@@ -21,10 +21,10 @@ from art_mcp.warmup import agent_limits
 async def evaluate_run(
     server: str, folder: Path, *, samples: int | None, seed: int | None, progress: Progress
 ) -> dict[str, Any]:
-    """Success of the run's newest checkpoint, with its interval, scored as in the run itself.
+    """Success of the run's newest checkpoint, or of the untrained model if it has none yet, scored as in the run.
 
     Raises:
-        DataError: `folder` holds no run, or one without a checkpoint.
+        DataError: `folder` holds no run.
         ConfigError: the run was trained on another server.
     """
     run_folder = RunFolder(folder)
@@ -44,11 +44,12 @@ async def evaluate_run(
     with RunStore(folder) as store:
         checkpoint = store.latest()
         if checkpoint is None:
-            raise DataError(f"{folder} has no checkpoint yet; let `art-mcp train` make at least one step")
+            progress.line(f"{folder} has no checkpoint yet: this is the untrained model")
         async with open_toolbox(settings, progress.line) as toolbox, open_model(settings, progress.line) as model:
             run_folder.check_identity(store, model.source)
             validate_scenarios(held_out, list(toolbox.tools.values()))
-            await model.engine.load(checkpoint)
+            if checkpoint is not None:
+                await model.engine.load(checkpoint)
             arena = Arena(
                 model=model,
                 toolbox=toolbox,
@@ -68,7 +69,7 @@ async def evaluate_run(
     estimate = success_rate(outcomes(trajectories, held_out))
     return {
         "run": str(folder),
-        "step": checkpoint.step,
+        "step": 0 if checkpoint is None else checkpoint.step,
         "seed": settings.seed,
         "held_out": {"scenarios": len(held_out), "samples": settings.samples},
         **estimate.as_json("success"),

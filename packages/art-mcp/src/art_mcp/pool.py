@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
@@ -74,6 +74,7 @@ class ServerPool:
         self.num_start_failures = 0
         self.num_replaced = 0
         """Sessions that were given up because they died, timed out or were interrupted in a call."""
+        self._noise_lines_before = 0  # of sessions that are closed
 
     async def __aenter__(self) -> Self:
         self._pump()
@@ -83,6 +84,16 @@ class ServerPool:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.aclose()
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What went wrong with the servers so far."""
+        open_sessions = [*self._idle, *self._in_use]
+        return Counter(
+            servers_replaced=self.num_replaced,
+            server_start_failures=self.num_start_failures,
+            noise_lines=self._noise_lines_before + sum(session.num_noise_lines for session in open_sessions),
+        )
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[ToolSession]:
@@ -248,6 +259,7 @@ class ServerPool:
             turn.set_exception(self._fatal)
 
     def _close(self, session: ToolSession) -> None:
+        self._noise_lines_before += session.num_noise_lines
         task = asyncio.create_task(session.aclose())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -14,7 +14,7 @@ from art_mcp.files import write_atomically
 from art_mcp.progress import format_duration
 from art_mcp.scenarios import Scenario
 from art_mcp.settings import RunSettings
-from art_mcp.stats import Estimate, difference, success_rate
+from art_mcp.stats import Estimate, difference, shown, success_rate
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,7 @@ class Report:
             "baseline": self.baseline.as_json("success"),
             "warmup": None if self.warmup is None else self.warmup.as_json("success"),
             "final": self.final.as_json("success"),
-            "gain": {
-                "total": round(self.gain.value, 4),
-                "ci95": [round(self.gain.low, 4), round(self.gain.high, 4)],
-                "rl": round(self.rl_gain.value, 4),
-                "rl_ci95": [round(self.rl_gain.low, 4), round(self.rl_gain.high, 4)],
-            },
+            "gain": {**self.gain.as_json("total"), **self.rl_gain.as_json("rl", "rl_ci95")},
             "steps": self.steps,
             "wall_s": round(self.wall_s, 1),
             "counters": self.counters,
@@ -92,20 +87,39 @@ def summary_table(report: Mapping[str, Any]) -> str:
     held_out = report["held_out"]
     lines = [
         f"success on {held_out['scenarios']} held-out scenarios, {held_out['samples']} samples each (95 % interval)",
-        *(
-            f"  {name:<14} {point['success']:.2f}  [{point['ci95'][0]:.2f}, {point['ci95'][1]:.2f}]"
-            for name, point in rows
-            if point is not None
-        ),
+        *(f"  {name:<14} {shown(point['success'], *point['ci95'])}" for name, point in rows if point is not None),
     ]
     gain = report["gain"]
-    lines.append(f"  {'gain':<14} {gain['total']:+.2f} [{gain['ci95'][0]:+.2f}, {gain['ci95'][1]:+.2f}]")
-    lines.append(f"  {'  of it by RL':<14} {gain['rl']:+.2f} [{gain['rl_ci95'][0]:+.2f}, {gain['rl_ci95'][1]:+.2f}]")
+    lines.append(f"  {'gain':<14} {shown(gain['total'], *gain['ci95'], sign='+')}")
+    lines.append(f"  {'  of it by RL':<14} {shown(gain['rl'], *gain['rl_ci95'], sign='+')}")
     lines.append(f"{report['steps']} GRPO steps, {format_duration(report['wall_s'])} in all")
     return "\n".join(lines)
 
 
-def count_outcomes(trajectories: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+_COUNTERS = (
+    "rollouts",
+    "rollouts_failed",
+    "tool_calls",
+    "tool_errors",
+    "tool_results_cut",
+    "malformed_calls",
+    "truncated",
+    "forks",
+    "cut_completions",
+    "groups_without_signal",
+    "groups_too_small",
+    "steps_skipped",
+    "servers_replaced",
+    "server_start_failures",
+    "noise_lines",
+)
+
+
+def count_outcomes(
+    trajectories: Sequence[Mapping[str, Any]],
+    metrics: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]],
+) -> dict[str, int]:
     """Everything that was dropped, cut, failed or skipped in a run, and how many rollouts there were."""
     counters: dict[str, int] = defaultdict(int)
     for record in trajectories:
@@ -113,8 +127,9 @@ def count_outcomes(trajectories: Sequence[Mapping[str, Any]], metrics: Sequence[
         if record["error"] is not None:
             counters["rollouts_failed"] += 1
             continue
-        for name in ("tool_calls", "tool_errors", "truncated"):
+        for name in ("tool_calls", "tool_errors", "tool_results_cut", "truncated"):
             counters[name] += int(record["metrics"].get(name, 0))
+        counters["malformed_calls"] += sum(exchange["num_malformed_calls"] for exchange in record["exchanges"])
         counters["forks"] += sum(bool(exchange["forked"]) for exchange in record["exchanges"])
         counters["cut_completions"] += sum(exchange["finish_reason"] == "length" for exchange in record["exchanges"])
     for record in metrics:
@@ -122,8 +137,10 @@ def count_outcomes(trajectories: Sequence[Mapping[str, Any]], metrics: Sequence[
         counters["steps_skipped"] += int(values.get("step/skipped", 0))
         counters["groups_without_signal"] += int(values.get("groups/without_signal", 0))
         counters["groups_too_small"] += int(values.get("groups/too_small", 0))
-    names = ("rollouts", "rollouts_failed", "tool_calls", "tool_errors", "truncated", "forks", "cut_completions")
-    return {name: counters[name] for name in (*names, "groups_without_signal", "groups_too_small", "steps_skipped")}
+    for event in events:
+        for name, count in event["servers"].items():
+            counters[name] += count
+    return {name: counters[name] for name in _COUNTERS}
 
 
 def write_report(

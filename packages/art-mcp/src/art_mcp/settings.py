@@ -26,13 +26,13 @@ class RunSettings(BaseModel):
     call_timeout_s: float = Field(default=30.0, gt=0)
 
     scenarios: str | None = None
-    num_train: int = Field(default=96, ge=1)
+    num_train: int = Field(default=112, ge=1)
     num_held_out: int = Field(default=16, ge=1)
     samples: int = Field(default=2, ge=1)
 
     warmup: Literal["auto", "on", "off"] = "auto"
     warmup_threshold: float = Field(default=0.2, ge=0, le=1)
-    warmup_demos: int = Field(default=64, ge=1)
+    warmup_demos: int = Field(default=48, ge=1)
     warmup_batch: int = Field(default=4, ge=1)
     warmup_epochs: int = Field(default=1, ge=1)
     warmup_learning_rate: float = Field(default=5e-4, gt=0)

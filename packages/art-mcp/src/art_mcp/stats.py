@@ -5,6 +5,7 @@ Samples of one scenario resemble each other, so the unit of evidence is the scen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, mean, variance
@@ -20,8 +21,13 @@ class Estimate:
     low: float
     high: float
 
-    def as_json(self, name: str) -> dict[str, float | list[float]]:
-        return {name: round(self.value, 4), "ci95": [round(self.low, 4), round(self.high, 4)]}
+    def as_json(self, name: str, ci_name: str = "ci95") -> dict[str, float | list[float] | None]:
+        """The value under `name`, null when there was nothing to estimate it from, and its interval."""
+        value = None if math.isnan(self.value) else round(self.value, 4)
+        return {name: value, ci_name: [round(self.low, 4), round(self.high, 4)]}
+
+    def __str__(self) -> str:
+        return shown(self.value, self.low, self.high)
 
 
 def success_rate(outcomes: Sequence[Sequence[bool]]) -> Estimate:
@@ -57,6 +63,12 @@ def difference(before: Sequence[Sequence[bool]], after: Sequence[Sequence[bool]]
         return Estimate(gain, -1.0, 1.0)
     half = student_t_975(len(gains) - 1) * (variance(gains) / len(gains)) ** 0.5
     return Estimate(gain, max(-1.0, gain - half), min(1.0, gain + half))
+
+
+def shown(value: float | None, low: float, high: float, *, sign: str = "") -> str:
+    """A value and its interval for people to read."""
+    text = "unknown" if value is None or math.isnan(value) else f"{value:{sign}.2f}"
+    return f"{text} [{low:{sign}.2f}, {high:{sign}.2f}]"
 
 
 def student_t_975(degrees: int) -> float:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +75,24 @@ class _Run:
     cursor: dict[str, Any]
     elapsed_before_s: float
     started: float
+    warmed_up: bool = False
+    told: Counter[str] = field(default_factory=Counter)
+    """What of the server pool's counts stands in the log."""
 
     async def execute(self) -> Report:
         settings, progress = self.settings, self.progress
         progress.plan(self._units_left())
         baseline = await self._evaluate("baseline", at=lambda: self.cursor["phase"] == "baseline")
         rate = success_rate(outcomes(baseline, self.held_out))
-        progress.line(f"baseline: success {rate.value:.2f} [{rate.low:.2f}, {rate.high:.2f}] on held-out scenarios")
+        progress.line(f"baseline: success {rate} on held-out scenarios")
 
         warmup: list[Trajectory] | None = None
         if settings.warmup == "on" or (settings.warmup == "auto" and rate.value < settings.warmup_threshold):
             await self._warm_up()
+            self.warmed_up = True
             warmup = await self._evaluate("warmup", at=lambda: self.cursor["phase"] == "warmup")
             rate = success_rate(outcomes(warmup, self.held_out))
-            progress.line(f"after warm-up: success {rate.value:.2f} [{rate.low:.2f}, {rate.high:.2f}]")
+            progress.line(f"after warm-up: success {rate}")
         else:
             progress.skip(self._warmup_units())
             progress.line(f"no warm-up (--warmup {settings.warmup}, baseline success {rate.value:.2f})")
@@ -99,7 +104,7 @@ class _Run:
 
         final = await self._evaluate("final", at=lambda: True)
         rate = success_rate(outcomes(final, self.held_out))
-        progress.line(f"final: success {rate.value:.2f} [{rate.low:.2f}, {rate.high:.2f}]")
+        progress.line(f"final: success {rate}")
         report = Report.build(
             settings=settings,
             held_out=self.held_out,
@@ -107,7 +112,7 @@ class _Run:
             warmup=warmup,
             final=final,
             wall_s=self._elapsed_s(),
-            counters=count_outcomes(self.store.records("trajectories"), self.store.records("metrics")),
+            counters=self._counters(),
         )
         write_report(self.folder.path, report, self.store.records("metrics"), final, self.held_out)
         return report
@@ -168,7 +173,7 @@ class _Run:
         }
         cursor = {"phase": "train", "done": step}
         metrics = await self._optimise(rows, self._objective(), cursor, extra=summary)
-        self.progress.advance(units=len(jobs), items=0)
+        self.progress.advance(units=len(jobs) * _TRAINING_UNITS, items=0)
         skipped = " · skipped: no group had a signal" if metrics["step/skipped"] else ""
         self.progress.line(
             f"step {step}/{settings.steps}: reward {summary['reward']:.2f} · success {summary['success']:.2f} · "
@@ -206,13 +211,19 @@ class _Run:
         return Objective(loss=self.settings.loss, learning_rate=self.settings.learning_rate)
 
     def _scenarios_of(self, step: int) -> list[Scenario]:
-        """The training scenarios of `step`: the whole set in a new seeded order, again and again."""
-        count = min(self.settings.groups_per_step, len(self.train_set))
+        """The training scenarios of `step`: all that may be used in a new seeded order, again and again.
+
+        Those that were demonstrated are left out where enough others remain: what is known by heart shows no difference
+        between attempts, and so teaches nothing.
+        """
+        fresh = self.train_set[self.settings.warmup_demos :] if self.warmed_up else self.train_set
+        pool = fresh if len(fresh) >= self.settings.groups_per_step else self.train_set
+        count = min(self.settings.groups_per_step, len(pool))
         chosen: list[Scenario] = []
         position = (step - 1) * count
         while len(chosen) < count:
-            cycle, offset = divmod(position, len(self.train_set))
-            order = list(self.train_set)
+            cycle, offset = divmod(position, len(pool))
+            order = list(pool)
             random.Random(f"{self.settings.seed}/cycle-{cycle}").shuffle(order)
             if order[offset] not in chosen:
                 chosen.append(order[offset])
@@ -232,7 +243,7 @@ class _Run:
     def _units_left(self) -> float:
         settings = self.settings
         evaluation = len(self.held_out) * settings.samples
-        per_step = 2.0 * min(settings.groups_per_step, len(self.train_set)) * settings.group_size
+        per_step = (1.0 + _TRAINING_UNITS) * min(settings.groups_per_step, len(self.train_set)) * settings.group_size
         left = evaluation + settings.steps * per_step
         if self.cursor["phase"] == "train":
             done: int = self.cursor["done"]
@@ -243,11 +254,25 @@ class _Run:
         return self.elapsed_before_s + time.monotonic() - self.started
 
     def _tick(self, what: str) -> None:
-        self.store.append("events", {"done": what, "elapsed_s": round(self._elapsed_s(), 3)})
+        new = self.toolbox.pool.counts - self.told
+        self.told += new
+        self.store.append("events", {"done": what, "elapsed_s": round(self._elapsed_s(), 3), "servers": dict(new)})
+
+    def _counters(self) -> dict[str, int]:
+        settings = self.settings
+        wanted = settings.num_train + settings.num_held_out if settings.scenarios is None else 0
+        covered = {scenario.tool for scenario in (*self.train_set, *self.held_out)}
+        return {
+            **count_outcomes(*(self.store.records(kind) for kind in ("trajectories", "metrics", "events"))),
+            "tools_without_scenarios": sum(name not in covered for name in self.toolbox.tools),
+            "scenarios_missing": max(0, wanted - len(self.train_set) - len(self.held_out)),
+        }
 
 
-_DEMO_UNITS = 1.0
+_DEMO_UNITS = 2.5
 """Work of training on one demonstration once, in rollouts."""
+_TRAINING_UNITS = 0.5
+"""Work of training on one rollout, in rollouts: members of a group share most of what is computed."""
 
 
 @contextlib.asynccontextmanager
@@ -285,6 +310,8 @@ async def _open_run(
         if earned or latest:
             progress.line(f"resuming {folder.path}: {len(earned)} rollouts and {trainer.step_count} updates are kept")
         limits = agent_limits(settings, scenarios, model, toolbox)
+        if len(train_set) < settings.groups_per_step:
+            progress.line(f"only {len(train_set)} training scenarios: a step has as many groups, not --groups-per-step")
         progress.line(f"attempts: {limits.max_turns} turns of at most {limits.max_tokens} tokens")
         arena = Arena(
             model=model,

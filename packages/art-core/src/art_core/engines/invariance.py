@@ -20,9 +20,10 @@ from art_core.engines.attention import (
 )
 from art_core.engines.batcher import Batcher, Request
 from art_core.engines.cache import SlotStore
+from art_core.engines.products import FEW_ROWS
 from art_core.types import Sampling
 
-_ROWS = (ROW_MULTIPLE, 3 * ROW_MULTIPLE, 8 * ROW_MULTIPLE)
+_ROWS = (ROW_MULTIPLE, 3 * ROW_MULTIPLE, FEW_ROWS + ROW_MULTIPLE)  # both orders of factors
 _PROMPT_LENGTHS = (21, 9, 33)
 
 

@@ -17,6 +17,7 @@ import torch
 from art_core.engines.batcher import Batcher, Counts, Request, Sampled
 from art_core.engines.cache import PrefixCache
 from art_core.engines.invariance import attention_rows_agree, linear_rows_agree, requests_agree
+from art_core.engines.products import use_few_rows_products, use_plain_products
 from art_core.engines.served import ModelFacts, ServedModel
 from art_core.errors import ArtError, EngineClosedError
 from art_core.types import Checkpoint, TokenChunk
@@ -156,6 +157,9 @@ class Worker:
             device=served.device,
             max_running=config.max_concurrency,
         )
+        use_few_rows_products(served.model)
+        if not linear_rows_agree(served.model):
+            use_plain_products(served.model)  # on this machine the two orders of factors round differently
         self.batch_invariant = (
             linear_rows_agree(served.model)
             and attention_rows_agree(served.new_store(), served.facts.num_query_heads)

@@ -141,6 +141,7 @@ class ChatCall:
                     sampling=self.sampling,
                     policy_version=self._policy_version,
                     forked=self.prompt.forked,
+                    num_malformed_calls=self._parser.num_malformed_calls,
                     started_at=self._started_at,
                     ended_at=time.time(),
                 )
