@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from art_core.errors import DataError, TokenAlignmentError
 from art_core.samples import demonstration, num_forks, to_samples
@@ -225,6 +226,16 @@ def test_a_demonstration_without_trained_tokens_is_refused() -> None:
 def test_a_demonstration_that_trains_its_first_token_is_refused() -> None:
     with pytest.raises(TokenAlignmentError, match="nothing comes before it"):
         demonstration("demo", [((1, 2), True)])
+
+
+def test_an_exchange_without_a_logprob_for_each_token_is_refused_by_its_own_error() -> None:
+    whole = exchange((1,), (2, 3)).model_dump()
+    with pytest.raises(TokenAlignmentError, match="2 sampled tokens but 1 logprobs"):
+        Exchange(**{**whole, "logprobs": (-1.0,)})
+    with pytest.raises(TokenAlignmentError, match="no prompt ids"):
+        Exchange(**{**whole, "prompt_ids": ()})
+    with pytest.raises(ValidationError, match="not a finite number"):
+        Exchange(**{**whole, "logprobs": (-1.0, float("nan"))})
 
 
 def test_a_row_of_unequal_lengths_is_refused() -> None:

@@ -87,6 +87,13 @@ def test_an_unknown_option(art_mcp: ArtMcp) -> None:
     assert "--learning-rate" in result.stderr
 
 
+def test_scenarios_that_may_have_been_edited_are_not_overwritten(art_mcp: ArtMcp, tmp_path: Path) -> None:
+    out = tmp_path / "scenarios.jsonl"
+    out.write_text("mine\n")
+    assert_one_line(art_mcp("scenarios", CLERK, "--out", out), "exists")
+    assert out.read_text() == "mine\n"
+
+
 def test_an_output_folder_with_other_files(art_mcp: ArtMcp, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("important")
     result = art_mcp("train", CLERK, "--out", tmp_path)

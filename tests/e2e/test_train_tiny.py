@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -138,6 +139,19 @@ def test_eval_scores_a_finished_run_again(unbroken: Path, art_mcp: ArtMcp) -> No
     wrong = art_mcp("eval", "other-server", "--run", unbroken)
     assert wrong.returncode == 1
     assert "was trained on" in wrong.stderr
+
+
+def test_eval_of_a_run_without_a_checkpoint_scores_the_untrained_model(
+    unbroken: Path, tmp_path: Path, art_mcp: ArtMcp
+) -> None:
+    young = tmp_path / "young"
+    shutil.copytree(unbroken, young, ignore=shutil.ignore_patterns("checkpoints"))
+    result = art_mcp("eval", CLERK, "--run", young, "--json")
+    assert result.returncode == 0, result.stderr
+    assert "this is the untrained model" in result.stderr
+    again = json.loads(result.stdout)
+    assert again["step"] == 0
+    assert again["success"] == json.loads((unbroken / "report.json").read_text())["baseline"]["success"]
 
 
 def count_of(out: Path, name: str) -> int:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -370,6 +372,19 @@ async def test_restoring_brings_back_the_random_state(open_trainer: Open, tmp_pa
         torch.manual_seed(5)
         trainer.restore(checkpoint)
         assert torch.equal(torch.rand(3), expected)
+
+
+async def test_a_full_disk_is_an_error_of_the_store_that_says_what_to_do(open_trainer: Open, tmp_path: Path) -> None:
+    trainer = open_trainer()
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # as if the disk were full after 1000 bytes
+    try:
+        with pytest.raises(StorageError, match=r"could not save step 0 .* free some space"):
+            save(trainer, tmp_path / "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
 
 
 def _remove(path: Path) -> None:

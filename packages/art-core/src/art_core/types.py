@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from art_core.errors import ConfigError, DataError, TokenAlignmentError
 
@@ -59,6 +59,9 @@ class Exchange(_Record):
     top-p and top-k included). `policy_version` is the step of the checkpoint that served all of it. Times are seconds
     since the epoch. `forked` tells that the prompt could not be built as an extension of the trajectory's record.
     `num_malformed_calls` counts attempted tool calls that could not be read; their text is part of the content.
+
+    Raises:
+        TokenAlignmentError: there is no prompt, or not one logprob for each sampled token.
     """
 
     id: str
@@ -76,6 +79,17 @@ class Exchange(_Record):
     num_malformed_calls: int = Field(default=0, ge=0)
     started_at: float
     ended_at: float
+
+    if not TYPE_CHECKING:  # type checkers see the fields instead
+
+        def __init__(self, **fields: Any) -> None:
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:  # pydantic's wrapping around what `_aligned` says
+                cause = error.errors()[0].get("ctx", {}).get("error")
+                if isinstance(cause, TokenAlignmentError):
+                    raise cause from None
+                raise
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:

@@ -71,7 +71,10 @@ def train(
     warmup_demos: Annotated[int, typer.Option(help="Demonstrations, built from reference calls.")] = 48,
     warmup_batch: Annotated[int, typer.Option(help="Demonstrations per update.")] = 4,
     warmup_epochs: Annotated[int, typer.Option(help="Passes over the demonstrations.")] = 1,
-    warmup_learning_rate: Annotated[float, typer.Option(help="AdamW learning rate of the warm-up.")] = 5e-4,
+    warmup_answer_every: Annotated[
+        int, typer.Option(help="One in so many demonstrations of a tool goes on from the call to the answer.")
+    ] = 3,
+    warmup_learning_rate: Annotated[float, typer.Option(help="AdamW learning rate of the warm-up.")] = 1e-3,
     temperature: Annotated[float, typer.Option(help="Sampling temperature, in training and evaluation.")] = 1.0,
     max_tokens: Annotated[
         int | None,
@@ -116,6 +119,7 @@ def train(
         warmup_demos=warmup_demos,
         warmup_batch=warmup_batch,
         warmup_epochs=warmup_epochs,
+        warmup_answer_every=warmup_answer_every,
         warmup_learning_rate=warmup_learning_rate,
         temperature=temperature,
         max_tokens=max_tokens,

@@ -25,6 +25,7 @@ from art_mcp.types import McpTool, ToolAnnotations, ToolResult
 
 __all__ = ["DEFAULT_NICE", "ServerCommand", "ServerStartError", "ToolSession", "open_session", "start_session"]
 
+WORKDIR_PREFIX = "art-mcp-"
 DEFAULT_NICE = 5
 """How far a server stands back: starting one takes about a second of CPU, which would otherwise come out of the matrix
 products of the model it serves."""
@@ -183,7 +184,7 @@ class ToolSession:
     async def _own(self) -> None:
         try:
             if self.command.uses_workdir:
-                self.workdir = Path(tempfile.mkdtemp(prefix="art-mcp-"))
+                self.workdir = Path(tempfile.mkdtemp(prefix=WORKDIR_PREFIX))
             argv, env = self.command.filled(self.workdir)
             self._transport = StdioTransport(argv, env, nice=self._nice, on_noise=self._on_noise)
             client = Client(

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from art_core.errors import ConfigError, DataError
 from art_core.protocols import Store
+from art_core.types import Trajectory
 from art_core.weights.source import ModelSource
 from art_mcp.files import write_atomically
 from art_mcp.progress import Progress
@@ -98,6 +99,23 @@ class RunFolder:
                 f"{self.path / 'scenarios.jsonl'} was changed since the run began, and earlier attempts are scored by "
                 "the old one; start a new run with --scenarios FILE in another folder"
             )
+
+    def trajectories(self, store: Store) -> list[Trajectory]:
+        """The rollouts made so far.
+
+        Raises:
+            DataError: a record is none, for instance of another version of this program.
+        """
+        trajectories = []
+        for number, record in enumerate(store.records("trajectories"), start=1):
+            try:
+                trajectories.append(Trajectory.model_validate(record))
+            except ValueError as error:
+                raise DataError(
+                    f"{self.path / 'trajectories.jsonl'}:{number}: not a trajectory ({' '.join(str(error).split())}); "
+                    "start a new run in another folder"
+                ) from error
+        return trajectories
 
     def claim(self, settings: RunSettings) -> None:
         """Make this the folder of a run with `settings`.

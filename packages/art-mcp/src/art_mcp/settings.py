@@ -35,7 +35,8 @@ class RunSettings(BaseModel):
     warmup_demos: int = Field(default=48, ge=1)
     warmup_batch: int = Field(default=4, ge=1)
     warmup_epochs: int = Field(default=1, ge=1)
-    warmup_learning_rate: float = Field(default=5e-4, gt=0)
+    warmup_answer_every: int = Field(default=3, ge=1)
+    warmup_learning_rate: float = Field(default=1e-3, gt=0)
 
     steps: int = Field(default=4, ge=0)
     groups_per_step: int = Field(default=4, ge=1)

@@ -7,7 +7,6 @@ done and looked up before it is made, so running it again continues where it was
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -22,6 +21,7 @@ from art_core.registry import open_trainer
 from art_core.storage import RunStore
 from art_core.types import Checkpoint, Objective, TokenSample, Trajectory, TrajectoryGroup
 from art_mcp.arena import Arena, Job
+from art_mcp.curriculum import choose, observed
 from art_mcp.progress import Progress
 from art_mcp.report import Report, count_outcomes, outcomes, write_report
 from art_mcp.runfolder import RunFolder
@@ -133,7 +133,10 @@ class _Run:
 
     async def _warm_up(self) -> None:
         settings = self.settings
-        rows = await demonstration_rows(self.store, self.model, self.toolbox, self.train_set[: settings.warmup_demos])
+        scenarios = self.train_set[: settings.warmup_demos]
+        rows = await demonstration_rows(
+            self.store, self.model, self.toolbox, scenarios, answer_every=settings.warmup_answer_every
+        )
         batches = warmup_batches(rows, size=settings.warmup_batch, epochs=settings.warmup_epochs, seed=settings.seed)
         objective = Objective(loss="sft", learning_rate=settings.warmup_learning_rate)
         self.progress.phase("warm-up on demonstrations", len(batches))
@@ -169,6 +172,7 @@ class _Run:
             "time/rollout_s": rollout_s,
             "tokens/sampled": float(sampled),
             "rollout/tokens_per_s": sampled / rollout_s if rollout_s > 0 else 0.0,
+            **observed((scenario, group.rewards) for scenario, group in zip(scenarios, scored, strict=True)),
             **counters,
         }
         cursor = {"phase": "train", "done": step}
@@ -211,24 +215,16 @@ class _Run:
         return Objective(loss=self.settings.loss, learning_rate=self.settings.learning_rate)
 
     def _scenarios_of(self, step: int) -> list[Scenario]:
-        """The training scenarios of `step`: all that may be used in a new seeded order, again and again.
+        """The training scenarios of `step`.
 
         Those that were demonstrated are left out where enough others remain: what is known by heart shows no difference
         between attempts, and so teaches nothing.
         """
         fresh = self.train_set[self.settings.warmup_demos :] if self.warmed_up else self.train_set
         pool = fresh if len(fresh) >= self.settings.groups_per_step else self.train_set
-        count = min(self.settings.groups_per_step, len(pool))
-        chosen: list[Scenario] = []
-        position = (step - 1) * count
-        while len(chosen) < count:
-            cycle, offset = divmod(position, len(pool))
-            order = list(pool)
-            random.Random(f"{self.settings.seed}/cycle-{cycle}").shuffle(order)
-            if order[offset] not in chosen:
-                chosen.append(order[offset])
-            position += 1
-        return chosen
+        records = [r for r in self.store.records("metrics") if r["phase"] == "train" and r["done"] < step]
+        earlier = [record["metrics"] for record in records]
+        return choose(pool, earlier, num_groups=self.settings.groups_per_step, seed=self.settings.seed)
 
     def _milestones(self) -> set[int]:
         """Steps whose checkpoint stays: the end of the warm-up."""
@@ -305,7 +301,7 @@ async def _open_run(
             cursor = await _resume(latest, store, trainer, model, progress)
         train_set = [scenario for scenario in scenarios if scenario.split == "train"]
         held_out = [scenario for scenario in scenarios if scenario.split == "held_out"]
-        earned = [Trajectory.model_validate(record) for record in store.records("trajectories")]
+        earned = folder.trajectories(store)
         events = store.records("events")
         if earned or latest:
             progress.line(f"resuming {folder.path}: {len(earned)} rollouts and {trainer.step_count} updates are kept")

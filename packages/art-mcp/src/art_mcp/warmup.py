@@ -5,9 +5,11 @@ A group that never succeeds teaches nothing. A few demonstrations make success p
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from art_core.errors import DataError, InfrastructureError
 from art_core.protocols import Store
 from art_core.samples import demonstration as supervised_row
 from art_core.types import ChatMessage, TokenSample
+from art_mcp.connect import WORKDIR_PREFIX
 from art_mcp.results import parse_json
 from art_mcp.rollout import SYSTEM_PROMPT, AgentLimits
 from art_mcp.scenarios import Scenario
@@ -24,22 +27,30 @@ from art_mcp.types import ToolResult
 from art_mcp.verify import demonstration
 
 _CALL_ID = "call_reference"
-_TYPICAL_WORKDIR = Path(tempfile.gettempdir()) / "art-mcp-xxxxxxxx"
 
 
 async def demonstration_rows(
-    store: Store, model: ServedModel, toolbox: Toolbox, scenarios: Sequence[Scenario]
+    store: Store, model: ServedModel, toolbox: Toolbox, scenarios: Sequence[Scenario], *, answer_every: int = 1
 ) -> list[TokenSample]:
     """One row per scenario: task, reference call, the server's real result, and an answer that carries its facts.
 
-    The rows are stored when they are first made, so that an interrupted warm-up goes on with the same ones.
+    The call is what takes most demonstrations to learn, the result most of the tokens to compute. So of each tool only
+    every `answer_every`-th row, from the first on, has result and answer; the others end with the call. The rows are
+    stored when they are first made, so that an interrupted warm-up goes on with the same ones.
     """
     stored = {record["trajectory_id"]: record for record in store.records("demonstrations")}
     rows = []
+    num_of: Counter[str] = Counter()
     for scenario in scenarios:
+        answered = num_of[scenario.tool] % answer_every == 0
+        num_of[scenario.tool] += 1
         record = stored.get(f"demo-{scenario.id}")
         if record is None:
-            row = await _demonstrate(scenario, model, toolbox)
+            row = (
+                await _demonstrate(scenario, model, toolbox)
+                if answered
+                else _demonstrate_call(scenario, model, toolbox)
+            )
             store.append(
                 "demonstrations",
                 {"trajectory_id": row.trajectory_id, "token_ids": list(row.token_ids), "trained": list(row.trained)},
@@ -68,11 +79,22 @@ async def _demonstrate(scenario: Scenario, model: ServedModel, toolbox: Toolbox)
     return _row(f"demo-{scenario.id}", rendered.token_ids, rendered.sampled_mask)
 
 
+def _demonstrate_call(scenario: Scenario, model: ServedModel, toolbox: Toolbox) -> TokenSample:
+    rendered = model.renderer.render(_reference_call(_in_some_workdir(scenario)), tools=toolbox.specs)
+    return _row(f"demo-{scenario.id}", rendered.token_ids, rendered.sampled_mask)
+
+
+def _in_some_workdir(scenario: Scenario) -> Scenario:
+    """The scenario as it may read in a rollout, each in a folder of another name, where no server runs to make one."""
+    name = WORKDIR_PREFIX + hashlib.sha256(scenario.id.encode()).hexdigest()[:8]
+    return scenario.in_workdir(Path(tempfile.gettempdir()) / name)
+
+
 def longest_reference_turn(scenarios: Sequence[Scenario], model: ServedModel, toolbox: Toolbox) -> int:
     """Tokens of the longest turn of a perfect agent: the reference call, or the answer to its recorded result."""
     longest = 0
     for scenario in scenarios:
-        filled = scenario.in_workdir(_TYPICAL_WORKDIR)
+        filled = _in_some_workdir(scenario)
         call = model.renderer.render(_reference_call(filled), tools=toolbox.specs)
         longest = max(longest, sum(call.sampled_mask))
         answer = _reference_answer(filled)
