@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from art_core.errors import DataError, TokenAlignmentError
-from art_core.samples import demonstration, num_forks, to_samples
+from art_core.samples import demonstration, to_samples
 from art_core.types import Exchange, FinishReason, Sampling, TokenSample, Trajectory
 
 SYSTEM, USER, HEADER, THINK, END, NEWLINE = 1, 2, 3, 4, 5, 6
@@ -86,7 +86,7 @@ def test_a_template_that_drops_earlier_thinking_opens_a_row_per_context_that_was
     rows = to_samples(trajectory(first, second), 1.0)
     assert [trained(row) for row in rows] == [[THINK, 20, THINK, 30, END], [THINK, 21, THINK, 31, END]]
     assert [row.token_ids[: len(row.token_ids) - 5] for row in rows] == [first.prompt_ids, second.prompt_ids]
-    assert num_forks(trajectory(first, second)) == 1
+    assert len(to_samples(trajectory(first, second), 0.0)) == 2
 
 
 def test_compaction_in_mid_rollout_opens_a_second_row_that_later_turns_join() -> None:
@@ -96,7 +96,7 @@ def test_compaction_in_mid_rollout_opens_a_second_row_that_later_turns_join() ->
     assert [row.token_ids for row in rows] == [(1, 10, 2, 11, 3, 12), (50, 51, 13, 4, 14)]
     assert [trained(row) for row in rows] == [[10, 11, 12], [13, 14]]
     assert [row.advantage for row in rows] == [-0.25, -0.25]
-    assert num_forks(trajectory(*turns, *summarised)) == 1
+    assert len(to_samples(trajectory(*turns, *summarised), 0.0)) == 2
 
 
 def test_a_turn_edited_by_one_token_is_a_fork() -> None:
@@ -146,7 +146,7 @@ def test_an_empty_completion_trains_nothing_and_does_not_disturb_the_next() -> N
 
 def test_no_exchange_gives_no_row() -> None:
     assert to_samples(trajectory(), 1.0) == []
-    assert num_forks(trajectory()) == 0
+    assert len(to_samples(trajectory(), 0.0)) == 0
 
 
 def test_an_empty_prompt_is_never_accepted() -> None:
@@ -236,6 +236,15 @@ def test_an_exchange_without_a_logprob_for_each_token_is_refused_by_its_own_erro
         Exchange(**{**whole, "prompt_ids": ()})
     with pytest.raises(ValidationError, match="not a finite number"):
         Exchange(**{**whole, "logprobs": (-1.0, float("nan"))})
+
+
+@pytest.mark.parametrize("changed", [{"temperature": 0.7}, {"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 20}])
+def test_what_was_not_sampled_from_the_policy_itself_cannot_be_trained_on(changed: dict[str, float]) -> None:
+    tempered = exchange((1,), (2,)).model_copy(
+        update={"sampling": Sampling.model_validate({"max_tokens": 9, **changed})}
+    )
+    with pytest.raises(DataError, match="temperature 1 without top_p and top_k"):
+        to_samples(trajectory(exchange((1,), (2,)), tempered), 1.0)
 
 
 def test_a_row_of_unequal_lengths_is_refused() -> None:

@@ -73,7 +73,7 @@ def test_a_folder_that_is_no_model(art_mcp: ArtMcp, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("--group-size", "1"), ("--temperature", "0"), ("--loss", "magic"), ("--steps", "-1"), ("--warmup", "maybe")],
+    [("--group-size", "1"), ("--eval-temperature", "0"), ("--loss", "magic"), ("--steps", "-1"), ("--warmup", "maybe")],
 )
 def test_an_option_out_of_range(art_mcp: ArtMcp, tmp_path: Path, option: str, value: str) -> None:
     result = art_mcp("train", CLERK, "--out", tmp_path / "run", option, value)

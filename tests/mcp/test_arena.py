@@ -120,6 +120,7 @@ async def stage(
                 store=store,
                 progress=progress,
                 limits=AgentLimits(max_turns=2, max_tokens=200),
+                eval_temperature=0.5,
                 run_seed=0,
                 max_concurrency=4,
                 earned=dict(earned or {}),
@@ -203,6 +204,14 @@ async def test_what_was_cut_or_could_not_be_read_is_counted(model_folder: Path) 
     assert counters["tool_results_cut"] == 1
     assert counters["tool_calls"] == 2
     assert counters["noise_lines"] == 3
+
+
+async def test_training_samples_the_policy_itself_and_evaluation_as_an_agent_is_used(model_folder: Path) -> None:
+    async with stage(model_folder) as it:
+        for phase, temperature in (("train", 1.0), ("baseline", 0.5), ("final", 0.5), ("eval", 0.5)):
+            it.engine.requests.clear()
+            await it.run(SCENARIOS[:1], phase)
+            assert {sampling.temperature for _, sampling in it.engine.requests} == {temperature}
 
 
 def test_held_out_attempts_draw_from_the_same_stream_in_every_phase() -> None:

@@ -17,7 +17,6 @@ from art_core.weights.lora import (
     LoraConfig,
     LoraLinear,
     check_fits,
-    describe,
     inject,
     merged_weight,
     read_adapter,
@@ -296,11 +295,3 @@ def test_an_adapter_of_another_shape_or_model_is_refused(tiny: Path, tmp_path: P
         check_fits(adapter, {key: value for key, value in linears.items() if key != name}, source="here")
     with pytest.raises(AdapterMismatchError, match=rf"here: .*'{name}' fits a weight of shape \(32, 64\).*\(32, 65\)"):
         check_fits(adapter, {**linears, name: nn.Linear(65, 32)}, source="here")
-
-
-def test_description_is_plain_data() -> None:
-    assert describe(LoraConfig(rank=2, alpha=3.0, target_modules=("q_proj",))) == {
-        "rank": 2,
-        "alpha": 3.0,
-        "target_modules": ("q_proj",),
-    }

@@ -31,9 +31,13 @@ def to_samples(trajectory: Trajectory, advantage: float) -> list[TokenSample]:
 
     The longest matching row wins, so a turn continues the conversation it belongs to. Exchanges of different policy
     versions never share a row: a row has one version, and its logprobs are those of that version.
+
+    Raises:
+        DataError: an exchange was sampled from another distribution than the policy's own.
     """
     rows: list[_Row] = []
     for exchange in trajectory.exchanges:
+        _refuse_tempered(exchange)
         candidates = [
             row
             for row in rows
@@ -57,9 +61,15 @@ def to_samples(trajectory: Trajectory, advantage: float) -> list[TokenSample]:
     ]
 
 
-def num_forks(trajectory: Trajectory) -> int:
-    """Rows beyond the first: how often the history of this trajectory was not an extension of what came before."""
-    return max(0, len(to_samples(trajectory, 0.0)) - 1)
+def _refuse_tempered(exchange: Exchange) -> None:
+    """A trainer compares recorded logprobs with those of the policy itself; of anything else it would learn wrongly."""
+    sampling = exchange.sampling
+    if (sampling.temperature, sampling.top_p, sampling.top_k) != (1.0, 1.0, 0):
+        raise DataError(
+            f"exchange {exchange.id!r} of trajectory {exchange.trajectory_id!r} was sampled at temperature "
+            f"{sampling.temperature}, top_p {sampling.top_p}, top_k {sampling.top_k}; training would take the policy "
+            "for another than it was: let rollouts that are trained on sample at temperature 1 without top_p and top_k"
+        )
 
 
 def demonstration(trajectory_id: str, segments: Iterable[tuple[tuple[int, ...], bool]]) -> TokenSample:

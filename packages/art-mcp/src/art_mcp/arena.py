@@ -43,13 +43,18 @@ class Job:
 
 @dataclass
 class Arena:
-    """Where rollouts happen. `earned` holds the rollouts of an interrupted run by id; they are not made twice."""
+    """Where rollouts happen. `earned` holds the rollouts of an interrupted run by id; they are not made twice.
+
+    Training rollouts are drawn from the policy itself, at temperature 1, since that is what is trained; held-out ones
+    at `eval_temperature`, as an agent would be used.
+    """
 
     model: ServedModel
     toolbox: Toolbox
     store: Store
     progress: Progress
     limits: AgentLimits
+    eval_temperature: float
     run_seed: int
     max_concurrency: int
     earned: dict[str, Trajectory]
@@ -123,6 +128,7 @@ class Arena:
                         caller=caller,
                         limits=self.limits,
                         seed=job.seed(self.run_seed),
+                        temperature=1.0 if job.phase == "train" else self.eval_temperature,
                     )
             except APIStatusError as error:
                 if error.code == "engine_closed":

@@ -56,13 +56,13 @@ def train(
     seed: _Seed = 0,
     scenarios: Annotated[Path | None, typer.Option(help="Use this scenarios.jsonl instead of proposing.")] = None,
     num_train: Annotated[int, typer.Option(help="Training scenarios to propose.")] = 112,
-    num_held_out: Annotated[int, typer.Option(help="Held-out scenarios to propose.")] = 16,
+    num_held_out: Annotated[int, typer.Option(help="Held-out scenarios to propose.")] = 24,
     samples: Annotated[int, typer.Option(help="Attempts per held-out scenario in each evaluation.")] = 2,
-    steps: Annotated[int, typer.Option(help="GRPO steps.")] = 4,
-    groups_per_step: Annotated[int, typer.Option(help="Scenarios per step.")] = 4,
-    group_size: Annotated[int, typer.Option(help="Attempts per scenario, compared with each other.")] = 6,
+    steps: Annotated[int, typer.Option(help="GRPO steps.")] = 5,
+    groups_per_step: Annotated[int, typer.Option(help="Scenarios per step.")] = 6,
+    group_size: Annotated[int, typer.Option(help="Attempts per scenario, compared with each other.")] = 4,
     loss: Annotated[str, typer.Option(help="ppo or cispo.")] = "ppo",
-    learning_rate: Annotated[float, typer.Option(help="AdamW learning rate of the GRPO steps.")] = 2e-4,
+    learning_rate: Annotated[float, typer.Option(help="AdamW learning rate of the GRPO steps.")] = 5e-4,
     rank: Annotated[int, typer.Option(help="LoRA rank; alpha is twice the rank.")] = 16,
     warmup: Annotated[
         str, typer.Option(help="on, off, or auto: when the baseline success is below --warmup-threshold.")
@@ -75,7 +75,9 @@ def train(
         int, typer.Option(help="One in so many demonstrations of a tool goes on from the call to the answer.")
     ] = 3,
     warmup_learning_rate: Annotated[float, typer.Option(help="AdamW learning rate of the warm-up.")] = 1e-3,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature, in training and evaluation.")] = 1.0,
+    eval_temperature: Annotated[
+        float, typer.Option(help="Sampling temperature of held-out attempts; training samples at 1.")
+    ] = 0.7,
     max_tokens: Annotated[
         int | None,
         typer.Option(help="Longest completion of one model call; by default a little more than the references need."),
@@ -121,7 +123,7 @@ def train(
         warmup_epochs=warmup_epochs,
         warmup_answer_every=warmup_answer_every,
         warmup_learning_rate=warmup_learning_rate,
-        temperature=temperature,
+        eval_temperature=eval_temperature,
         max_tokens=max_tokens,
         max_turns=max_turns,
         max_context=max_context,
@@ -220,7 +222,7 @@ def propose_only(
     out: Annotated[Path, typer.Option(help="File to write, one scenario per line.")],
     seed: _Seed = 0,
     num_train: Annotated[int, typer.Option(help="Training scenarios to propose.")] = 112,
-    num_held_out: Annotated[int, typer.Option(help="Held-out scenarios to propose.")] = 16,
+    num_held_out: Annotated[int, typer.Option(help="Held-out scenarios to propose.")] = 24,
     allow_tool: _AllowTool = None,
     deny_tool: _DenyTool = None,
     allow_writes: _AllowWrites = False,

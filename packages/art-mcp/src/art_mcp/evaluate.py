@@ -56,6 +56,7 @@ async def evaluate_run(
                 store=store,
                 progress=progress,
                 limits=agent_limits(settings, scenarios, model, toolbox),
+                eval_temperature=settings.eval_temperature,
                 run_seed=settings.seed,
                 max_concurrency=settings.concurrency,
                 earned={},

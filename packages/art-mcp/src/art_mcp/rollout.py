@@ -32,11 +32,10 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentLimits:
-    """Bounds of one attempt: model calls, and tokens and temperature of each."""
+    """Bounds of one attempt: model calls, and tokens of each."""
 
     max_turns: int = 3
     max_tokens: int = 96
-    temperature: float = 1.0
 
 
 async def attempt(
@@ -48,6 +47,7 @@ async def attempt(
     caller: ToolCaller,
     limits: AgentLimits,
     seed: int,
+    temperature: float = 1.0,
 ) -> Attempt:
     """Let the model behind `client` work on `task` with `tools` until it answers without a tool call.
 
@@ -70,7 +70,7 @@ async def attempt(
                 messages=messages,
                 tools=list(tools),  # type: ignore[arg-type]
                 max_tokens=limits.max_tokens,
-                temperature=limits.temperature,
+                temperature=temperature,
                 seed=(seed + turn) % 2**63,
             )
         except BadRequestError as error:

@@ -27,7 +27,7 @@ class RunSettings(BaseModel):
 
     scenarios: str | None = None
     num_train: int = Field(default=112, ge=1)
-    num_held_out: int = Field(default=16, ge=1)
+    num_held_out: int = Field(default=24, ge=1)
     samples: int = Field(default=2, ge=1)
 
     warmup: Literal["auto", "on", "off"] = "auto"
@@ -38,14 +38,14 @@ class RunSettings(BaseModel):
     warmup_answer_every: int = Field(default=3, ge=1)
     warmup_learning_rate: float = Field(default=1e-3, gt=0)
 
-    steps: int = Field(default=4, ge=0)
-    groups_per_step: int = Field(default=4, ge=1)
-    group_size: int = Field(default=6, ge=2)
+    steps: int = Field(default=5, ge=0)
+    groups_per_step: int = Field(default=6, ge=1)
+    group_size: int = Field(default=4, ge=2)
     loss: Literal["ppo", "cispo"] = "ppo"
-    learning_rate: float = Field(default=2e-4, gt=0)
+    learning_rate: float = Field(default=5e-4, gt=0)
     rank: int = Field(default=16, ge=1)
 
-    temperature: float = Field(default=1.0, gt=0, le=2)
+    eval_temperature: float = Field(default=0.7, gt=0, le=2)
     max_tokens: int | None = Field(default=None, ge=1)
     max_turns: int = Field(default=2, ge=2)
     max_context: int = Field(default=2048, ge=64)

@@ -315,6 +315,7 @@ async def _open_run(
             store=store,
             progress=progress,
             limits=limits,
+            eval_temperature=settings.eval_temperature,
             run_seed=settings.seed,
             max_concurrency=settings.concurrency,
             earned={trajectory.id: trajectory for trajectory in earned if trajectory.error is None},

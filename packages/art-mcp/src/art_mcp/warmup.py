@@ -142,7 +142,7 @@ def agent_limits(
     max_tokens = settings.max_tokens
     if max_tokens is None:
         max_tokens = round(1.1 * longest_reference_turn(scenarios, model, toolbox)) + 4
-    return AgentLimits(max_turns=settings.max_turns, max_tokens=max_tokens, temperature=settings.temperature)
+    return AgentLimits(max_turns=settings.max_turns, max_tokens=max_tokens)
 
 
 def warmup_batches(rows: Sequence[TokenSample], *, size: int, epochs: int, seed: int) -> list[list[TokenSample]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -272,8 +272,3 @@ def check_fits(adapter: Adapter, linears: Mapping[str, nn.Linear], *, source: st
                 f"{source}: the adapter for {name!r} fits a weight of shape {got}, the model's is {wanted}; "
                 "it was trained for another base model"
             )
-
-
-def describe(config: LoraConfig) -> dict[str, Any]:
-    """The configuration as plain data, for `run.json`."""
-    return asdict(config)
