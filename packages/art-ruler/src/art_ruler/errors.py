@@ -52,3 +52,8 @@ class JudgeUnavailableError(RulerError, RuntimeError):
         self.retryable = retryable
         self.retry_after_s = retry_after_s
         self.status = status
+
+
+class RequestRefusedError(JudgeUnavailableError):
+    """The provider refused an option of the request, not the request; the judge has dropped it and can be asked again
+    at once. Callers of `Ruler` never see it."""

@@ -47,8 +47,8 @@ class Usage:
     `calls` counts requests sent to a judge, `failed_calls` those among them without an answer, and `retries` those
     among them that repeat a failed one. `repairs` counts answers that had to be asked for a second time.
     `cost_usd` is None while no call had a known price; `unpriced_calls` counts answers without one. `fallbacks`
-    counts calls handed to a fall-back judge, `downgrades` answers asked for again because the provider refused a JSON
-    schema, JSON mode or a parameter. `stopped_calls` counts calls not made because the budget was spent.
+    counts passes handed to a fall-back judge, `downgrades` calls that failed because the provider refused a JSON schema,
+    JSON mode or a parameter, and were made again without. `stopped_calls` counts calls not made because the budget was spent.
     """
 
     calls: int = 0
@@ -125,7 +125,6 @@ class JudgeReply:
 
     `text` is what it wrote, without reasoning the provider reports separately. `cost_usd` is None where the price is
     unknown. `cut` tells that the provider stopped it at a token limit, `refusal` holds its words if it refused.
-    `downgrades` counts requests the provider refused for their format before this one; each was a call of its own.
     """
 
     text: str
@@ -134,7 +133,6 @@ class JudgeReply:
     cost_usd: float | None = None
     cut: bool = False
     refusal: str | None = None
-    downgrades: int = 0
 
 
 @runtime_checkable

@@ -1,0 +1,176 @@
+"""One question to one judge: from the cache or over the wire, within limits, repeated where that can help, repaired
+once where the answer is faulty."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from dataclasses import replace
+from typing import Literal
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
+
+from art_ruler.budget import Budget, Meter
+from art_ruler.cache import ReplyCache
+from art_ruler.cutting import estimate_tokens
+from art_ruler.errors import JudgeFormatError, JudgeUnavailableError, RequestRefusedError
+from art_ruler.prompt import repair_messages
+from art_ruler.types import JudgeModel, JudgeReply, JudgeRequest
+from art_ruler.verdict import ReadVerdict, read_verdict
+
+MAX_RETRY_AFTER_S = 120.0
+"""A provider that asks to wait longer than this is not waited for."""
+_MAX_DOWNGRADES = 12  # two for the format, and more parameters than anybody sends
+_ANSWER_TOKENS_PER_ID = 60
+_backoff = wait_random_exponential(multiplier=0.5, max=30)
+
+
+class BudgetSpent(Exception):  # noqa: N818
+    """There is no budget for the call. Not an error: what was not judged stays unscored."""
+
+
+class Asker:
+    """Asks judges. Belongs to no event loop; `max_concurrency` holds in each loop."""
+
+    def __init__(
+        self,
+        *,
+        budget: Budget,
+        cache: ReplyCache | None,
+        max_concurrency: int,
+        timeout_s: float,
+        max_retries: int,
+        on_format_error: Literal["none", "raise"],
+    ) -> None:
+        self.budget = budget
+        self._cache = cache
+        self._max_concurrency, self._timeout_s, self._max_retries = max_concurrency, timeout_s, max_retries
+        self._on_format_error = on_format_error
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def ask(self, judge: JudgeModel, request: JudgeRequest, meter: Meter) -> ReadVerdict:
+        """The verdict of `judge`, with what is valid in it; its faults tell what is not.
+
+        Raises:
+            JudgeUnavailableError: there is no answer, also after retries.
+            JudgeFormatError: the repaired answer is faulty as well, and the caller wants that to be an error.
+            BudgetSpent: there is no budget for the first call.
+        """
+        if self._cache is not None and (text := self._cache.get(judge, request)) is not None:
+            verdict = read_verdict(text, request.ids)
+            if verdict.is_sound:
+                meter.add(cache_hits=1)
+                return verdict
+        reply = await self._call(judge, request, meter)
+        verdict = _read(reply, request.ids)
+        if not verdict.is_sound:
+            reply, verdict = await self._repaired(judge, request, reply, verdict, meter)
+        if verdict.is_sound:
+            if self._cache is not None:
+                self._cache.put(judge, request, reply.text)
+        elif self._on_format_error == "raise":
+            raise JudgeFormatError(
+                f"judge {judge.name!r}: its answer cannot be used, also after it was asked to repair it: "
+                f"{'; '.join(verdict.faults[:5])}; try another judge, or take None for what is not scored"
+            )
+        return verdict
+
+    async def _repaired(
+        self, judge: JudgeModel, request: JudgeRequest, reply: JudgeReply, verdict: ReadVerdict, meter: Meter
+    ) -> tuple[JudgeReply, ReadVerdict]:
+        """Ask once more; the better of the two answers. They are not mixed: each has a scale of its own."""
+        fault = "; ".join(verdict.faults[:5])
+        again = replace(request, messages=repair_messages(request.messages, reply.text, fault, request.ids))
+        meter.add(repairs=1)
+        try:
+            second = await self._call(judge, again, meter)
+        except (JudgeUnavailableError, BudgetSpent):
+            return reply, verdict
+        repaired = _read(second, request.ids)
+        return (second, repaired) if len(repaired.scores) >= len(verdict.scores) else (reply, verdict)
+
+    async def _call(self, judge: JudgeModel, request: JudgeRequest, meter: Meter) -> JudgeReply:
+        attempts = AsyncRetrying(
+            stop=stop_after_attempt(self._max_retries + 1),
+            retry=retry_if_exception(_is_worth_a_retry),
+            wait=_wait,
+            reraise=True,
+        )
+        async for attempt in attempts:
+            with attempt:
+                is_retry = attempt.retry_state.attempt_number > 1
+                for _ in range(_MAX_DOWNGRADES):
+                    try:
+                        return await self._call_once(judge, request, meter, is_retry=is_retry)
+                    except RequestRefusedError:
+                        meter.add(downgrades=1)
+                raise JudgeUnavailableError(f"judge {judge.name!r}: its provider refuses every form of the request")
+        raise AssertionError("tenacity ends by returning or raising")
+
+    async def _call_once(self, judge: JudgeModel, request: JudgeRequest, meter: Meter, *, is_retry: bool) -> JudgeReply:
+        num_tokens = sum(estimate_tokens(message["content"]) for message in request.messages)
+        num_tokens += _ANSWER_TOKENS_PER_ID * len(request.ids)
+        async with self._slot():
+            if not self.budget.begin(num_tokens):
+                meter.add(stopped_calls=1)
+                raise BudgetSpent(f"the budget ({self.budget.limit}) is spent")
+            meter.add(calls=1, retries=int(is_retry))
+            reply = None
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    reply = await judge.complete(request)
+            except TimeoutError:
+                timeout: JudgeUnavailableError | None = JudgeUnavailableError(
+                    f"judge {judge.name!r}: no answer within {self._timeout_s} s; allow more with timeout_s",
+                    retryable=True,
+                )
+            else:
+                timeout = None
+            finally:
+                if reply is None:
+                    meter.add(failed_calls=1)
+                    self.budget.end(num_tokens, None, judge.name)
+            if timeout is not None or reply is None:
+                raise timeout or AssertionError("no reply and no exception")
+            meter.add(
+                prompt_tokens=reply.prompt_tokens,
+                completion_tokens=reply.completion_tokens,
+                cost_usd=reply.cost_usd,
+                unpriced_calls=int(reply.cost_usd is None),
+            )
+            self.budget.end(num_tokens, reply, judge.name)
+            return reply
+
+    def _slot(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if loop not in self._slots:  # a semaphore belongs to the loop that first waits for it
+            self._slots[loop] = asyncio.Semaphore(self._max_concurrency)
+        return self._slots[loop]
+
+
+def _read(reply: JudgeReply, ids: tuple[str, ...]) -> ReadVerdict:
+    if reply.refusal:
+        return ReadVerdict(faults=(f"the judge refused: {reply.refusal[:200]}",))
+    verdict = read_verdict(reply.text, ids)
+    if reply.cut and not verdict.is_sound:
+        cut = "it was cut at the token limit of the answer, so write shorter explanations, or none"
+        return replace(verdict, faults=(cut, *verdict.faults))
+    return verdict
+
+
+def _is_worth_a_retry(error: BaseException) -> bool:
+    return (
+        isinstance(error, JudgeUnavailableError)
+        and error.retryable
+        and (error.retry_after_s is None or error.retry_after_s <= MAX_RETRY_AFTER_S)
+    )
+
+
+def _wait(state: RetryCallState) -> float:
+    """What the provider asked for, else a random time that doubles its range with each try (AWS "full jitter")."""
+    error = state.outcome.exception() if state.outcome else None
+    if isinstance(error, JudgeUnavailableError) and error.retry_after_s is not None:
+        return error.retry_after_s
+    return _backoff(state)

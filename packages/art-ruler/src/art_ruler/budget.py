@@ -1,0 +1,86 @@
+"""Counts what judging costs, and says when to stop. Safe to use from several threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from art_ruler.errors import ConfigError
+from art_ruler.types import JudgeReply, Usage
+
+
+class Meter:
+    """Adds up usage, for itself and for the meter it is part of."""
+
+    def __init__(self, whole: Meter | None = None) -> None:
+        self._whole = whole
+        self._usage = Usage()
+        self._lock = threading.Lock()
+
+    @property
+    def usage(self) -> Usage:
+        return self._usage
+
+    def add(self, **counts: Any) -> None:
+        more = Usage(**counts)
+        with self._lock:
+            self._usage = self._usage + more
+        if self._whole is not None:
+            self._whole.add(**counts)
+
+
+class Budget:
+    """Lets a call begin only while what was spent and what is in flight leave room for it.
+
+    Tokens in flight are estimated from the request. So is their price, once an answer has shown what a token costs;
+    until then calls may begin, as many as run at a time.
+    """
+
+    def __init__(self, *, max_cost_usd: float | None = None, max_tokens: int | None = None) -> None:
+        self._max_cost_usd, self._max_tokens = max_cost_usd, max_tokens
+        self._lock = threading.Lock()
+        self._tokens = 0
+        self._tokens_in_flight = 0
+        self._cost_usd = 0.0
+        self._usd_per_token = 0.0
+
+    @property
+    def limit(self) -> str:
+        """The limits in words."""
+        limits = [] if self._max_cost_usd is None else [f"max_cost_usd={self._max_cost_usd}"]
+        return ", ".join(limits + ([] if self._max_tokens is None else [f"max_tokens={self._max_tokens}"]))
+
+    def begin(self, num_tokens: int) -> bool:
+        """Whether a call of about `num_tokens` may begin; if so, `end` must follow."""
+        with self._lock:
+            tokens = self._tokens_in_flight + num_tokens
+            if self._max_tokens is not None and self._tokens + tokens > self._max_tokens:
+                return False
+            if self._max_cost_usd is not None and (
+                self._cost_usd >= self._max_cost_usd
+                or self._cost_usd + tokens * self._usd_per_token > self._max_cost_usd
+            ):
+                return False
+            self._tokens_in_flight = tokens
+            return True
+
+    def end(self, num_tokens: int, reply: JudgeReply | None, judge: str) -> None:
+        """The call that began with `num_tokens` is over; `reply` is None if it failed.
+
+        Raises:
+            ConfigError: there is a limit in money, and the price of this judge is unknown.
+        """
+        with self._lock:
+            self._tokens_in_flight -= num_tokens
+            if reply is None:
+                return
+            used = reply.prompt_tokens + reply.completion_tokens
+            self._tokens += used
+            if reply.cost_usd is not None:
+                self._cost_usd += reply.cost_usd
+                self._usd_per_token = max(self._usd_per_token, reply.cost_usd / max(1, used))
+            elif self._max_cost_usd is not None:
+                raise ConfigError(
+                    f"max_cost_usd={self._max_cost_usd} cannot be kept: the price of {judge!r} is unknown; limit "
+                    "max_tokens instead, or tell litellm the price with litellm.register_model"
+                )
