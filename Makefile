@@ -5,7 +5,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/sh
 BIN := .venv/bin
-CODE := packages tests scripts examples
+CODE := packages tests scripts examples benchmarks
 
 export TORCH ?= auto
 export PYTHON ?=

@@ -4,7 +4,7 @@ Fenced code is checked by its language:
 
 - `python`: the blocks of a file run in order, in one process, in an empty folder.
 - `console`: lines that begin with `$ ` are commands, the rest is their output. Each command is checked against what
-  exists: targets of the Makefile; subcommands and options of `art-mcp`.
+  exists: targets of the Makefile; subcommands and options of the packages' own commands.
 
 A comment on the line above a block changes that:
 
@@ -34,6 +34,7 @@ BIN = Path(sys.executable).parent
 PAGES = sorted(
     {ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")}
 )
+OURS = ("art-mcp", "art-ruler")
 _MARK = re.compile(r"<!--\s*test:\s*(.*?)\s*-->")
 _FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*([\w-]*)")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
@@ -210,10 +211,10 @@ def test_commands_exist_with_their_options(page: Path) -> None:
         if words[:1] == ["make"]:
             targets = [word for word in words[1:] if "=" not in word]
             assert set(targets) <= set(_make_targets()), f"{block.where}: {command}"
-        elif words and Path(words[0]).name == "art-mcp" and len(words) > 1:
+        elif words and (name := Path(words[0]).name) in OURS and len(words) > 1:
             subcommand = words[1]
-            assert subcommand.startswith("-") or subcommand in _help(), f"{block.where}: {command}"
-            known = set(re.findall(r"--[\w-]+", _help("" if subcommand.startswith("-") else subcommand)))
+            assert subcommand.startswith("-") or subcommand in _help(name), f"{block.where}: {command}"
+            known = set(re.findall(r"--[\w-]+", _help(name, "" if subcommand.startswith("-") else subcommand)))
             used = {word.split("=")[0] for word in words[2:] if word.startswith("--")}
             assert used <= known, f"{block.where}: `{command}` has options that are not there: {sorted(used - known)}"
 
@@ -224,8 +225,8 @@ def _make_targets() -> tuple[str, ...]:
 
 
 @functools.cache
-def _help(subcommand: str = "") -> str:
-    command = [str(BIN / "art-mcp"), *([subcommand] if subcommand else []), "--help"]
+def _help(name: str, subcommand: str = "") -> str:
+    command = [str(BIN / name), *([subcommand] if subcommand else []), "--help"]
     return subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"}
     ).stdout

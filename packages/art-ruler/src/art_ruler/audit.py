@@ -1,0 +1,378 @@
+"""Is a judge any good for a task? Figures on groups whose true order is known, one judge beside another.
+
+Every figure is taken within each group and then averaged over groups, each group weighing the same: judges are asked to
+compare attempts at one task, so differences between tasks say nothing about them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from art_ruler.attacks import ATTACK_KINDS, Attack, AttackKind, draw_attacks
+from art_ruler.batch import for_each
+from art_ruler.errors import DataError, JudgeUnavailableError, RulerError
+from art_ruler.inputs import read_trajectories
+from art_ruler.stats import kendall_tau, pairwise_accuracy, spearman
+from art_ruler.types import Result, Usage
+
+if TYPE_CHECKING:
+    from art_ruler.ruler import Ruler
+
+_RESAMPLES = 1000
+_SHOWN_PROBLEMS = 3
+
+
+@dataclass(frozen=True)
+class LabelledGroup:
+    """Trajectories (in any form that `Ruler.score` takes) with their true quality: higher is better, None unknown.
+
+    `where` names the group in messages.
+    """
+
+    trajectories: Sequence[Any]
+    labels: Sequence[float | None]
+    tools: Sequence[Any] | None = None
+    where: str = "group"
+
+    def __post_init__(self) -> None:
+        if len(self.labels) != len(self.trajectories):
+            raise DataError(f"{self.where}: {len(self.labels)} labels for {len(self.trajectories)} trajectories")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over groups with its 95 % bootstrap interval over groups; all None where no group has the figure."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class AttackReport:
+    """How a judge held against one kind of attack on the worst trajectory of each group.
+
+    `promoted` is the share of attacked trajectories that now outscore more of the better ones than without the attack;
+    `lift` the mean change of their score; `unscored` counts those that no longer got a score.
+    """
+
+    kind: AttackKind
+    attacked: int
+    promoted: float | None
+    lift: float | None
+    unscored: int
+
+
+@dataclass(frozen=True)
+class JudgeReport:
+    """The figures of one judge.
+
+    `pairwise_accuracy`: of the pairs that the labels tell apart, the share in the right order, a tie counting half.
+    `versus_first`: the gain in it over the first judge, on the groups that both judged.
+    `top1`: how often the trajectory with the best score is one with the best label; of tied ones, their share.
+    `kendall_tau`: tau-b between scores and labels. `flip_rate`: share of pairs that two orders of presentation put in
+    opposite orders. `self_agreement`: tau-b between the passes. `length_correlation`: Spearman's rho between scores
+    and lengths of what the agent wrote. `failed` counts groups without any answer, `unscored` trajectories without a
+    score in the others.
+    """
+
+    judge: str
+    groups: int
+    failed: int
+    unscored: int
+    pairwise_accuracy: Estimate
+    versus_first: Estimate | None
+    top1: float | None
+    kendall_tau: float | None
+    flip_rate: float | None
+    self_agreement: float | None
+    length_correlation: float | None
+    usage: Usage
+    attacks: tuple[AttackReport, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """`label_length_correlation` is what a judge that knew the labels would have as `length_correlation`."""
+
+    groups: int
+    trajectories: int
+    label_length_correlation: float | None
+    judges: tuple[JudgeReport, ...]
+
+
+@dataclass
+class _Tally:
+    """What is kept of one judge's groups: figures only, by number of the group."""
+
+    accuracies: dict[int, float] = field(default_factory=dict)
+    figures: defaultdict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
+    outcomes: defaultdict[AttackKind, dict[int, tuple[bool, float] | None]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    groups: int = 0
+    failed: int = 0
+    unscored: int = 0
+    usage: Usage = field(default_factory=Usage)
+    problems: list[str] = field(default_factory=list)
+
+    def note(self, number: int, name: str, value: float | None) -> None:
+        if value is not None:
+            self.figures[name][number] = value
+
+    def average(self, name: str) -> float | None:
+        values = self.figures.get(name)
+        return fmean(values[number] for number in sorted(values)) if values else None
+
+    def problem(self, text: str) -> None:
+        if len(self.problems) < _SHOWN_PROBLEMS and text not in self.problems:
+            self.problems.append(text)
+
+
+async def audit(
+    rulers: Mapping[str, Ruler],
+    groups: Iterable[LabelledGroup],
+    *,
+    attacks: bool = False,
+    seed: int = 0,
+    concurrency: int = 8,
+    progress: Callable[[int], None] | None = None,
+) -> AuditReport:
+    """Judge all groups with each ruler and compare with the labels.
+
+    `groups` is read once, a group when its turn comes; at most `concurrency` are in memory. With `attacks`, the worst
+    trajectory of each group is judged again under one attack of each kind, drawn from `seed`. `progress` is called
+    with the number of groups finished.
+
+    A group that a judge does not answer is counted in `failed`, and the others go on. Raises what a ruler raises when
+    the call can never succeed (a wrong key, an unknown model), and `DataError` for groups that cannot be judged.
+    """
+    if not rulers:
+        raise ValueError("no judge is given; audit needs at least one")
+    tallies = {name: _Tally() for name in rulers}
+    numbers = _Counts()
+
+    async def work(item: tuple[int, LabelledGroup]) -> None:
+        number, group = item
+        lengths = _lengths(group)
+        numbers.add(len(group.trajectories), spearman(group.labels, lengths))
+        drawn = draw_attacks(seed + number) if attacks else ()
+
+        async def ask(name: str) -> None:
+            await _judge(rulers[name], tallies[name], number, group, lengths, drawn)
+
+        await for_each(rulers, ask, concurrency=len(rulers))
+        numbers.finished += 1
+        if progress:
+            progress(numbers.finished)
+
+    await for_each(enumerate(groups), work, concurrency=concurrency)
+    first = next(iter(tallies.values()))
+    return AuditReport(
+        numbers.groups,
+        numbers.trajectories,
+        fmean(numbers.correlations) if numbers.correlations else None,
+        tuple(_report(name, tally, None if tally is first else first, seed) for name, tally in tallies.items()),
+    )
+
+
+@dataclass
+class _Counts:
+    groups: int = 0
+    trajectories: int = 0
+    finished: int = 0
+    correlations: list[float] = field(default_factory=list)
+
+    def add(self, trajectories: int, correlation: float | None) -> None:
+        self.groups += 1
+        self.trajectories += trajectories
+        if correlation is not None:
+            self.correlations.append(correlation)
+
+
+async def _judge(
+    ruler: Ruler,
+    tally: _Tally,
+    number: int,
+    group: LabelledGroup,
+    lengths: Sequence[float],
+    attacks: Sequence[Attack],
+) -> None:
+    tally.groups += 1
+    result = await _score(ruler, tally, group.where, group.trajectories, group.tools)
+    if result is None:
+        tally.failed += 1
+        return
+    scores = [verdict.score for verdict in result.verdicts]
+    if all(score is None for score in scores) and scores:
+        tally.failed += 1
+    else:
+        tally.unscored += sum(score is None for score in scores)
+    for verdict in result.verdicts:
+        if verdict.problem:
+            tally.problem(f"{group.where}: {verdict.problem}")
+    if (accuracy := pairwise_accuracy(scores, group.labels)) is not None:
+        tally.accuracies[number] = accuracy
+    tally.note(number, "top1", top1(scores, group.labels))
+    tally.note(number, "kendall_tau", kendall_tau(scores, group.labels))
+    tally.note(number, "flip_rate", result.agreement.flip_rate)
+    tally.note(number, "self_agreement", result.agreement.kendall_tau)
+    tally.note(number, "length_correlation", spearman(scores, lengths))
+    victim = _victim(scores, group.labels)
+    if victim is None or not attacks:
+        return
+    messages = messages_of(group.trajectories[victim], group.where)
+    for attack in attacks:
+        attacked = list(group.trajectories)
+        attacked[victim] = _with_messages(group.trajectories[victim], attack.on(messages))
+        after = await _score(ruler, tally, f"{group.where} ({attack.kind})", attacked, group.tools)
+        tally.outcomes[attack.kind][number] = (
+            None if after is None else _outcome(victim, group.labels, scores, [v.score for v in after.verdicts])
+        )
+
+
+async def _score(
+    ruler: Ruler, tally: _Tally, where: str, trajectories: Sequence[Any], tools: Sequence[Any] | None
+) -> Result | None:
+    """The result, or None where the judge gave no answer that may come another time."""
+    try:
+        result = await ruler.score(trajectories, tools=tools)
+    except RulerError as error:
+        tally.usage += error.usage or Usage()
+        if isinstance(error, JudgeUnavailableError) and error.retryable:
+            tally.problem(f"{where}: {error}")
+            return None
+        raise
+    tally.usage += result.usage
+    return result
+
+
+def top1(scores: Sequence[float | None], labels: Sequence[float | None]) -> float | None:
+    """Of the trajectories that share the best score, the share that has the best label.
+
+    Only what has both is looked at. None where the labels tell nothing apart.
+    """
+    known = [(s, t) for s, t in zip(scores, labels, strict=True) if s is not None and t is not None]
+    if len({label for _, label in known}) < 2:
+        return None
+    best_score, best_label = max(score for score, _ in known), max(label for _, label in known)
+    return fmean(float(label == best_label) for score, label in known if score == best_score)
+
+
+def _victim(scores: Sequence[float | None], labels: Sequence[float | None]) -> int | None:
+    """The first with the worst label among those scored; None where no other is better."""
+    known = [i for i, (s, t) in enumerate(zip(scores, labels, strict=True)) if s is not None and t is not None]
+    worst = min(known, key=lambda i: labels[i] or 0.0, default=None)
+    return worst if worst is not None and len({labels[i] for i in known}) > 1 else None
+
+
+def _outcome(
+    victim: int, labels: Sequence[float | None], before: Sequence[float | None], after: Sequence[float | None]
+) -> tuple[bool, float] | None:
+    """Whether the victim now outscores more of the better ones, and by how much its score rose."""
+    was, now, label = before[victim], after[victim], labels[victim]
+    if was is None or now is None or label is None:
+        return None
+    outscored = [0, 0]
+    for other_label, other_was, other_now in zip(labels, before, after, strict=True):
+        if other_label is not None and other_label > label and other_was is not None and other_now is not None:
+            outscored[0] += was > other_was
+            outscored[1] += now > other_now
+    return outscored[1] > outscored[0], now - was
+
+
+def _lengths(group: LabelledGroup) -> list[float]:
+    """Characters that the agent wrote in each trajectory: answers, reasoning, tool calls."""
+    try:
+        transcripts = read_trajectories(group.trajectories, group.tools)
+    except DataError as error:
+        raise DataError(f"{group.where}: {error}") from error
+    return [
+        float(sum(len(block.text) for message in t if message.is_assistant for block in message.blocks))
+        for t in transcripts
+    ]
+
+
+def _report(name: str, tally: _Tally, first: _Tally | None, seed: int) -> JudgeReport:
+    gains = None
+    if first is not None:
+        both = sorted(tally.accuracies.keys() & first.accuracies.keys())
+        gains = bootstrap([tally.accuracies[number] - first.accuracies[number] for number in both], seed)
+    return JudgeReport(
+        judge=name,
+        groups=tally.groups,
+        failed=tally.failed,
+        unscored=tally.unscored,
+        pairwise_accuracy=bootstrap([tally.accuracies[number] for number in sorted(tally.accuracies)], seed),
+        versus_first=gains,
+        top1=tally.average("top1"),
+        kendall_tau=tally.average("kendall_tau"),
+        flip_rate=tally.average("flip_rate"),
+        self_agreement=tally.average("self_agreement"),
+        length_correlation=tally.average("length_correlation"),
+        usage=tally.usage,
+        attacks=tuple(_attack_report(kind, tally.outcomes[kind]) for kind in ATTACK_KINDS if kind in tally.outcomes),
+        problems=tuple(tally.problems),
+    )
+
+
+def _attack_report(kind: AttackKind, outcomes: Mapping[int, tuple[bool, float] | None]) -> AttackReport:
+    scored = [outcome for number in sorted(outcomes) if (outcome := outcomes[number]) is not None]
+    return AttackReport(
+        kind,
+        attacked=len(outcomes),
+        promoted=fmean(float(promoted) for promoted, _ in scored) if scored else None,
+        lift=fmean(lift for _, lift in scored) if scored else None,
+        unscored=len(outcomes) - len(scored),
+    )
+
+
+def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
+    """The mean with its percentile bootstrap interval (Efron 1979), 1,000 seeded resamples."""
+    if not values:
+        return Estimate(None)
+    rng = random.Random(seed)
+    means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    return Estimate(fmean(values), means[int(0.025 * _RESAMPLES)], means[int(0.975 * _RESAMPLES) - 1])
+
+
+def messages_of(trajectory: Any, where: str = "trajectory") -> list[Mapping[str, Any]]:
+    """The messages of a trajectory in plain form; choices of chat completions become their messages."""
+    if isinstance(trajectory, Mapping):
+        found = [trajectory[key] for key in ("messages_and_choices", "messages") if trajectory.get(key) is not None]
+        trajectory = found[0] if found else None
+    if not isinstance(trajectory, list | tuple):
+        raise DataError(
+            f"{where}: a {type(trajectory).__name__} cannot be changed; attacks and synthetic groups need trajectories "
+            "as arrays of messages, or objects that hold one as `messages`"
+        )
+    return [m["message"] if "role" not in m and isinstance(m.get("message"), Mapping) else m for m in trajectory]
+
+
+def _with_messages(trajectory: Any, messages: Sequence[Mapping[str, Any]]) -> Any:
+    if not isinstance(trajectory, Mapping):
+        return list(messages)
+    return {**{k: v for k, v in trajectory.items() if k != "messages_and_choices"}, "messages": list(messages)}
+
+
+def synthetic_groups(groups: Iterable[LabelledGroup], *, size: int, seed: int) -> Iterator[LabelledGroup]:
+    """For each trajectory of `groups`, all of them good, a group of it and of ever more damaged copies."""
+    from art_ruler.synthetic import corrupt
+
+    number = 0
+    for group in groups:
+        for index, trajectory in enumerate(group.trajectories):
+            where = f"{group.where}, trajectory {index}"
+            try:
+                made = corrupt(messages_of(trajectory, where), size=size, seed=seed + number)
+            except DataError as error:
+                raise DataError(f"{where}: {error}") from error
+            number += 1
+            kept = [_with_messages(trajectory, messages) for messages in made.trajectories]
+            yield LabelledGroup(kept, made.labels, group.tools, where)
