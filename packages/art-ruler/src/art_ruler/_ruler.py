@@ -1,4 +1,4 @@
-"""Scores groups of trajectories: `Ruler`. The module has an underscore because the package exports a function `ruler`."""
+"""Scores groups of trajectories. The module has an underscore because the package exports a function `ruler`."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections import Counter
 
 from art_ruler.errors import ConfigError
 from art_ruler.types import JudgeReply, Usage
@@ -14,19 +14,23 @@ class Meter:
 
     def __init__(self, whole: Meter | None = None) -> None:
         self._whole = whole
-        self._usage = Usage()
+        self._counts: Counter[str] = Counter()
+        self._cost_usd: float | None = None
         self._lock = threading.Lock()
 
     @property
     def usage(self) -> Usage:
-        return self._usage
-
-    def add(self, **counts: Any) -> None:
-        more = Usage(**counts)
         with self._lock:
-            self._usage = self._usage + more
+            return Usage(**self._counts, cost_usd=self._cost_usd)
+
+    def add(self, *, cost_usd: float | None = None, **counts: int) -> None:
+        """Add to the fields of `Usage`."""
+        with self._lock:
+            self._counts.update(counts)
+            if cost_usd is not None:
+                self._cost_usd = (self._cost_usd or 0.0) + cost_usd
         if self._whole is not None:
-            self._whole.add(**counts)
+            self._whole.add(cost_usd=cost_usd, **counts)
 
 
 class Budget:

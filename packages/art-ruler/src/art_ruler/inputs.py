@@ -82,8 +82,11 @@ def check_trajectories(trajectories: Sequence[Any], *, tools: Sequence[Any] | No
 
 def digest(transcript: Transcript) -> str:
     """Equal for equal transcripts only."""
-    plain = [[[block.kind, block.text] for block in message.blocks] for message in transcript]
-    return hashlib.sha256(json.dumps(plain).encode()).hexdigest()
+    # Lengths keep apart what would read the same when joined.
+    parts = [
+        "".join(f"{block.kind} {len(block.text)} {block.text}" for block in message.blocks) for message in transcript
+    ]
+    return hashlib.sha256("".join(f"{len(part)} {part}" for part in parts).encode()).hexdigest()
 
 
 def common_prefix_length(transcripts: Sequence[Transcript]) -> int:
@@ -269,7 +272,7 @@ def _tools_message(tools: Any, where: str) -> Message | None:
 
 def _field(value: Any, name: str) -> Any:
     """What an object or dict holds under `name`; methods without arguments are called."""
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):  # the quick test first: this is most of the work
         return value.get(name)
     found = getattr(value, name, None)
     if callable(found) and not isinstance(found, type):
@@ -290,7 +293,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return type(value) in (list, tuple) or (isinstance(value, Sequence) and not isinstance(value, str | bytes))
 
 
 _UNSENDABLE = re.compile("[\0\ud800-\udfff]")
