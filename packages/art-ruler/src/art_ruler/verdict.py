@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _REASONING_TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_VERDICT_START = re.compile(r'\{\s*"scores"')
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,19 @@ def _answer_in(text: str) -> dict[str, Any] | None:
     try:
         whole = _DECODER.decode(text.strip())
     except (ValueError, RecursionError):
-        found = [value for value in _outside_reasoning(text, _objects_in(text)) if "scores" in value]
-        return found[-1] if found else None
+        found = [value for value in _outside_reasoning(text, _objects_in(text)) if value is None or "scores" in value]
+        return found[-1] if found and None not in found else None
     # Objects inside it are not answers of their own.
     return whole if isinstance(whole, dict) and "scores" in whole else None
 
 
-def _objects_in(text: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """JSON objects in running text, each with its span, but not those inside broken JSON or a quotation, which may be
-    somebody else's."""
-    found = []
+_Found = tuple[int, int, dict[str, Any] | None]
+
+
+def _objects_in(text: str) -> list[_Found]:
+    """JSON objects in running text, each with its span, but not those inside other JSON or a quotation, which may be
+    somebody else's. None stands for a verdict that is not valid JSON: what follows may be part of it."""
+    found: list[_Found] = []
     at = text.find("{")
     while at >= 0:
         end = at + 1
@@ -69,6 +73,8 @@ def _objects_in(text: str) -> list[tuple[int, int, dict[str, Any]]]:
                 value, end = _DECODER.raw_decode(text, at)
             except (ValueError, RecursionError):
                 end = at + 1
+                if _VERDICT_START.match(text, at):
+                    found.append((at, end, None))
             else:
                 found.append((at, end, value))
         at = text.find("{", end)
@@ -80,7 +86,7 @@ def _is_inside(before: str) -> bool:
     return before.endswith(("[", "{", ",", '"', "'", "\\")) or bool(re.search(r"[\"']\s*:$", before))
 
 
-def _outside_reasoning(text: str, objects: Sequence[tuple[int, int, dict[str, Any]]]) -> list[dict[str, Any]]:
+def _outside_reasoning(text: str, objects: Sequence[_Found]) -> list[dict[str, Any] | None]:
     """The objects that are not part of reasoning. Tags inside an object are words of its strings, not tags.
 
     A closing tag without an opening one ends reasoning that began with the text: some templates open it in the prompt.

@@ -1,0 +1,349 @@
+"""Everything between a `Ruler` and its provider: real litellm over a real socket to a fake judge server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from art_ruler import (
+    ConfigError,
+    JudgeUnavailableError,
+    LiteLLMJudge,
+    Ruler,
+    RulerError,
+)
+from art_ruler.fakes import verdict_json
+from art_ruler.testing_server import Answer, FakeJudgeServer, Handler, ServedRequest
+
+# aiohttp, which litellm uses, leaves transports to the garbage collector when their loop is gone.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+
+KEY = "sk-test-0123456789abcdef"
+HEADER = "header-secret-0123456789"
+
+
+def group(*answers: str) -> list[list[dict[str, Any]]]:
+    return [[{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": answer}] for answer in answers]
+
+
+def half(request: ServedRequest) -> str:
+    return verdict_json(dict.fromkeys(request.judge_request.ids, 0.5))
+
+
+class InTurn:
+    """Answers by number of the request; the last one again for ever."""
+
+    def __init__(self, *handlers: Handler | Answer) -> None:
+        self._handlers, self._at = handlers, 0
+
+    def __call__(self, request: ServedRequest) -> Answer | str:
+        handler = self._handlers[min(self._at, len(self._handlers) - 1)]
+        self._at += 1
+        return handler if isinstance(handler, Answer) else handler(request)
+
+
+def texts_in(folder: Path) -> list[str]:
+    return [file.read_text() for file in folder.rglob("*.json")]
+
+
+def ruler(server: FakeJudgeServer, model: str = "openai/m", **options: Any) -> Ruler:
+    return Ruler(model, api_base=server.api_base, api_key=KEY, **options)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeJudgeServer]:
+    with FakeJudgeServer(half, api_key=KEY) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("model", ["openai/m", "hosted_vllm/m", "litellm_proxy/m", "m", "org/m"])
+async def test_any_openai_compatible_server_with_its_own_key(server: FakeJudgeServer, model: str) -> None:
+    result = await ruler(server, model, extra_headers={"X-Team": HEADER}).score(group("4", "5"))
+    assert result.scores == (0.5, 0.5)
+    (request,) = server.requests
+    assert request.headers["authorization"] == f"Bearer {KEY}"
+    assert request.headers["x-team"] == HEADER
+    assert request.body["model"] == model.removeprefix("openai/").removeprefix("hosted_vllm/").removeprefix(
+        "litellm_proxy/"
+    )
+    assert set(request.body) == {"model", "messages", "response_format"}  # nothing that a provider could refuse
+    assert request.body["response_format"]["json_schema"]["schema"]["required"] == ["scores"]
+    assert (result.usage.calls, result.usage.prompt_tokens > 0, result.usage.completion_tokens > 0) == (1, True, True)
+    assert (result.usage.cost_usd, result.usage.unpriced_calls) == (None, 1)
+
+
+async def test_no_key_of_the_environment_goes_to_a_server_it_is_not_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-environment")
+    with FakeJudgeServer(half) as server:
+        await Ruler("m", api_base=server.api_base).score(group("4", "5"))
+        assert server.requests[0].headers["authorization"] == "Bearer none"
+
+
+async def test_a_price_that_litellm_knows_is_counted(server: FakeJudgeServer) -> None:
+    result = await ruler(server, "openai/gpt-4o").score(group("4", "5"))
+    assert result.usage.cost_usd is not None
+    assert result.usage.cost_usd > 0
+    assert result.usage.unpriced_calls == 0
+
+
+async def test_a_limit_in_money_needs_a_price(server: FakeJudgeServer) -> None:
+    judge = ruler(server, max_cost_usd=1.0)
+    with pytest.raises(ConfigError, match="price of 'openai/m' is unknown") as caught:
+        await judge.score(group("4", "5"))
+    assert caught.value.usage == judge.usage
+    assert judge.usage.calls == 1
+
+
+def refuses(*formats: str) -> Handler:
+    def handler(request: ServedRequest) -> Answer | str:
+        used = request.body.get("response_format", {}).get("type", "text")
+        if used in formats:
+            return Answer(f"response_format {used} is not supported", status=400)
+        return half(request)
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("refused", "sent"),
+    [
+        (["json_schema"], ["json_schema", "json_object"]),
+        (["json_schema", "json_object"], [*["json_schema"], "json_object", None]),
+    ],
+)
+async def test_the_format_falls_back_as_the_provider_answers_and_is_remembered(
+    refused: list[str], sent: list[str | None]
+) -> None:
+    with FakeJudgeServer(refuses(*refused)) as server:
+        judge = ruler(server)
+        assert (await judge.score(group("4", "5"))).scores == (0.5, 0.5)
+        assert [r.body.get("response_format", {}).get("type") for r in server.requests] == sent
+        assert judge.usage.downgrades == judge.usage.failed_calls == len(refused)
+        assert judge.usage.calls == len(sent)
+        assert judge.usage.retries == 0
+        await judge.score(group("4", "6"))
+        assert server.requests[-1].body.get("response_format", {}).get("type") == sent[-1]
+        assert len(server.requests) == len(sent) + 1
+
+
+async def test_a_bad_request_for_another_reason_is_not_blamed_on_the_format_for_ever() -> None:
+    bad = Answer("no such thing", status=400)
+    with FakeJudgeServer(InTurn(bad, bad, bad, half)) as server:
+        judge = ruler(server)
+        with pytest.raises(JudgeUnavailableError, match="no such thing"):
+            await judge.score(group("4", "5"))
+        assert len(server.requests) == 3
+        await judge.score(group("4", "5"))
+        assert server.requests[-1].body["response_format"]["type"] == "json_schema"
+
+
+async def test_a_parameter_the_server_refuses_is_dropped_and_remembered(caplog: pytest.LogCaptureFixture) -> None:
+    def strict(request: ServedRequest) -> Answer | str:
+        if request.body.get("temperature", 1) != 1:
+            return Answer("Unsupported value: 'temperature' does not support 0, only 1", status=400)
+        return half(request)
+
+    with FakeJudgeServer(strict) as server:
+        judge = ruler(server, judge_params={"temperature": 0, "top_p": 0.5})
+        for answer in ("5", "6"):
+            assert (await judge.score(group("4", answer))).scores == (0.5, 0.5)
+        assert ["temperature" in r.body for r in server.requests] == [True, False, False]
+        assert all(r.body["top_p"] == 0.5 for r in server.requests)
+        assert all(r.body["response_format"]["type"] == "json_schema" for r in server.requests)
+    assert "refuses temperature=0" in caplog.text
+
+
+async def test_a_parameter_litellm_itself_refuses_is_dropped(server: FakeJudgeServer) -> None:
+    judge = ruler(server, "openai/gpt-5-mini", judge_params={"temperature": 0.2})
+    assert (await judge.score(group("4", "5"))).scores == (0.5, 0.5)
+    assert "temperature" not in server.requests[0].body
+
+
+async def test_an_ignored_format_is_no_fault_while_the_answer_can_be_read() -> None:
+    with FakeJudgeServer(lambda r: f"Well:\n```json\n{half(r)}\n```\nHope this helps") as server:
+        assert (await ruler(server).score(group("4", "5"))).scores == (0.5, 0.5)
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 529])
+async def test_what_can_succeed_again_is_retried_and_not_multiplied(status: int) -> None:
+    down = Answer("down", status=status, headers={"Retry-After": "0"})
+    with FakeJudgeServer(InTurn(down, down, half)) as server:
+        judge = ruler(server, max_retries=2)
+        assert (await judge.score(group("4", "5"))).scores == (0.5, 0.5)
+        assert len(server.requests) == 3
+        assert (judge.usage.calls, judge.usage.failed_calls, judge.usage.retries) == (3, 2, 2)
+    with FakeJudgeServer(lambda r: down) as server:
+        judge = ruler(server, max_retries=2)
+        with pytest.raises(JudgeUnavailableError) as caught:
+            await judge.score(group("4", "5"))
+        assert len(server.requests) == 3
+        assert caught.value.usage is not None
+        assert caught.value.usage.failed_calls == 3
+
+
+@pytest.mark.parametrize(("status", "text"), [(401, "no"), (403, "no"), (404, "no"), (429, "insufficient_quota")])
+async def test_what_cannot_succeed_is_not_retried(status: int, text: str) -> None:
+    with FakeJudgeServer(lambda r: Answer(text, status=status)) as server:
+        with pytest.raises(JudgeUnavailableError) as caught:
+            await ruler(server).score(group("4", "5"))
+        assert not caught.value.retryable
+        assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("body", [b"<html>proxy</html>", b'{"choices": []}', b"{}"])
+async def test_an_answer_that_is_no_completion_is_no_score(body: bytes) -> None:
+    with FakeJudgeServer(lambda r: Answer(body=body)) as server:
+        try:
+            result = await ruler(server, max_retries=0).score(group("4", "5"))
+        except JudgeUnavailableError:
+            return
+        assert result.scores == (None, None)
+
+
+async def test_a_refused_connection_is_an_error_that_names_the_judge() -> None:
+    with FakeJudgeServer(half) as server:
+        address = server.api_base
+    with pytest.raises(JudgeUnavailableError, match="'openai/m'"):
+        await Ruler("openai/m", api_base=address, api_key=KEY, max_retries=0).score(group("4", "5"))
+
+
+async def test_retry_after_is_honoured() -> None:
+    with FakeJudgeServer(InTurn(Answer("wait", status=429, headers={"Retry-After": "1"}), half)) as server:
+        judge = ruler(server)
+        await judge.score(group("0", "1"))  # not to time the import of litellm
+    with FakeJudgeServer(InTurn(Answer("wait", status=429, headers={"Retry-After": "1"}), half)) as server:
+        started = time.monotonic()
+        await ruler(server).score(group("4", "5"))
+        assert time.monotonic() - started >= 1.0
+
+
+async def test_nobody_waits_for_an_hour() -> None:
+    with FakeJudgeServer(lambda r: Answer("wait", status=429, headers={"Retry-After": "3600"})) as server:
+        with pytest.raises(JudgeUnavailableError) as caught:
+            await ruler(server).score(group("4", "5"))
+        assert caught.value.retry_after_s == 3600
+        assert len(server.requests) == 1
+
+
+async def test_a_call_that_takes_too_long_is_given_up_and_counted() -> None:
+    with FakeJudgeServer(lambda r: Answer(half(r), latency_s=1.0)) as server:
+        judge = ruler(server, timeout_s=0.2, max_retries=0)
+        with pytest.raises(JudgeUnavailableError) as caught:
+            await judge.score(group("4", "5"))
+        assert caught.value.retryable
+        assert judge.usage.failed_calls == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("", finish_reason="length"),
+        Answer(None, message={"reasoning_content": "I think and think"}, finish_reason="length"),
+        Answer('{"scores": [{"id": "BCD", "explanation": "", "score": 0.5}, {"id": "B', finish_reason="length"),
+        Answer(None, message={"refusal": "I cannot judge this"}),
+    ],
+)
+async def test_a_judge_that_never_comes_to_its_verdict_scores_nobody(answer: Answer) -> None:
+    with FakeJudgeServer(lambda r: answer) as server:
+        result = await ruler(server).score(group("4", "5"))
+        assert result.scores == (None, None)
+        assert len(server.requests) == 2  # asked to repair it, once
+        wanted = "I cannot judge this" if answer.message.get("refusal") else "token limit"
+        assert all(wanted in (verdict.problem or "") for verdict in result.verdicts)
+        assert wanted in server.requests[1].body["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 500])
+async def test_keys_and_headers_are_in_no_error_log_cache_or_repr(
+    status: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for name in ("LiteLLM", "httpx", "openai"):
+        caplog.set_level(logging.DEBUG, logger=name)
+
+    def quotes(request: ServedRequest) -> Answer:
+        return Answer(f"you sent {dict(request.headers)} and {KEY} {HEADER}", status=status)
+
+    options: dict[str, Any] = {"extra_headers": {"X-Team": HEADER}, "cache": tmp_path, "max_retries": 0}
+    with FakeJudgeServer(InTurn(half, quotes)) as server:
+        judge = ruler(server, **options)
+        await judge.score(group("4", "5"))
+        with pytest.raises(RulerError) as caught:
+            await judge.score(group("4", "6"))
+    shown = capfd.readouterr()
+    said = [
+        *traceback.format_exception(caught.value),
+        repr(caught.value.__context__),
+        repr(judge),
+        repr(judge._judges),
+        caplog.text,
+        shown.out,
+        shown.err,
+        *texts_in(tmp_path),
+    ]
+    assert caught.value.__context__ is None
+    assert "you sent" in str(caught.value)
+    assert len(texts_in(tmp_path)) == 1
+    for secret in (KEY, HEADER):
+        assert not [text for text in said if secret in text]
+
+
+def test_several_event_loops_one_after_another(server: FakeJudgeServer) -> None:
+    judge = ruler(server, max_concurrency=1, passes=3)  # passes have to wait for each other
+    for answer in "567":
+        assert asyncio.run(judge.score(group("4", answer))).scores == (0.5, 0.5)
+    assert judge.usage.calls == 9
+    assert judge.usage.failed_calls == 0
+
+
+def test_from_sync_code_and_from_inside_a_running_loop(server: FakeJudgeServer) -> None:
+    judge = ruler(server)
+    assert judge.score_sync(group("4", "5")).scores == (0.5, 0.5)
+
+    async def notebook() -> tuple[float | None, ...]:
+        return judge.score_sync(group("4", "6")).scores
+
+    assert asyncio.run(notebook()) == (0.5, 0.5)
+
+
+async def test_what_is_in_flight_is_cancelled_with_the_caller() -> None:
+    arrived = threading.Event()
+
+    def slow(request: ServedRequest) -> Answer:
+        arrived.set()
+        return Answer(half(request), latency_s=5.0)
+
+    with FakeJudgeServer(slow) as server:
+        judge = ruler(server)
+        task = asyncio.create_task(judge.score(group("4", "5")))
+        assert await asyncio.to_thread(arrived.wait, 60)
+        task.cancel()
+        started = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - started < 2.0
+        assert judge.usage.failed_calls == 1
+
+
+async def test_what_a_known_model_reads_is_its_budget() -> None:
+    judge = LiteLLMJudge("openai/gpt-4o", api_base="http://127.0.0.1:9/v1", api_key=KEY)
+    await judge.prepare()
+    assert judge.context_tokens == 128_000
+    assert KEY not in judge.fingerprint
+    assert json.loads(judge.fingerprint)[0] == "openai/gpt-4o"
+
+
+@pytest.mark.parametrize("name", ["api_key", "timeout", "stream", "messages", "response_format", "num_retries"])
+def test_what_is_an_option_of_its_own_is_no_judge_parameter(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Ruler("openai/m", judge_params={name: "x"})

@@ -1,0 +1,207 @@
+"""Reading answers: tolerant of what stands around them, strict about what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from art_ruler.verdict import read_verdict
+
+IDS = ("BCD", "FGH")
+
+
+def entry(blind_id: Any, score: Any, explanation: Any = "why") -> dict[str, Any]:
+    return {"id": blind_id, "explanation": explanation, "score": score}
+
+
+def answer(*entries: Any) -> str:
+    return json.dumps({"scores": list(entries)})
+
+
+GOOD = answer(entry("BCD", 0.25), entry("FGH", 1))
+OTHER = answer(entry("BCD", 0.0), entry("FGH", 0.0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD,
+        f"\n  {GOOD}\n",
+        f"```json\n{GOOD}\n```",
+        f"```\n{GOOD}\n```",
+        f"~~~\n{GOOD}\n~~~",
+        f"Sure, here: {GOOD} Hope this helps",
+        f"`{GOOD}`",
+        f"<think>I could say {OTHER} but no</think>\n{GOOD}",
+        f"<think>{OTHER}</think><think>{OTHER}</think>{GOOD}",
+        f"so {OTHER} it is</think>{GOOD}",
+        f"<reasoning>{{ {{</reasoning>{GOOD}",
+        f"{GOOD}<think>or was it {OTHER}",
+        f"First try: {OTHER}\nCorrected: {GOOD}",
+        f'The settings are {{"a": 1}} and the verdict is\n{GOOD}\nwith {{}} and {{"b": 2}}',
+        f"a set {{x}} and {{y: 1}} then {GOOD}",
+        json.dumps(json.loads(GOOD), indent=4),
+    ],
+)
+def test_what_stands_around_the_answer_does_not_matter(text: str) -> None:
+    verdict = read_verdict(text, IDS)
+    assert verdict.faults == ()
+    assert verdict.scores == {"BCD": 0.25, "FGH": 1.0}
+    assert verdict.explanations == {"BCD": "why", "FGH": "why"}
+
+
+@pytest.mark.parametrize(
+    "explanation",
+    [
+        'used ```json {"score": 0} ``` in answer',
+        f"it wrote {OTHER}",
+        f"it wrote <think> and </think> {OTHER}",
+        "</think>",
+        "}]}",
+        "\\\" { [ '",
+    ],
+)
+@pytest.mark.parametrize("around", ["{}", "```json\n{}\n```", "Verdict: {} done", "<think>hm</think>{}"])
+def test_what_an_explanation_quotes_is_not_an_answer(explanation: str, around: str) -> None:
+    text = around.replace("{}", answer(entry("BCD", 0.9, explanation), entry("FGH", 0.1)))
+    verdict = read_verdict(text, IDS)
+    assert verdict.scores == {"BCD": 0.9, "FGH": 0.1}
+    assert verdict.explanations["BCD"] == explanation
+
+
+MALFORMED = {
+    "nothing": "",
+    "space": " \n",
+    "prose": "BCD is better, I give it 0.9 and FGH 0.1",
+    "null": "null",
+    "number": "0.9",
+    "list": json.dumps([entry("BCD", 0.9), entry("FGH", 0.1)]),
+    "flat": '{"BCD": 0.9, "FGH": 0.1}',
+    "one score": '{"score": 0.9}',
+    "wrapped": f'{{"result": {GOOD}}}',
+    "wrapped in prose": f'Here: {{"result": {GOOD}}}',
+    "quoted": json.dumps(GOOD),
+    "single quotes": GOOD.replace('"', "'"),
+    "trailing comma": GOOD.replace("]}", "],}"),
+    "cut": GOOD[:-3],
+    "cut in an entry": GOOD[:60],
+    "only thought": f"<think>{GOOD}</think>",
+    "only thought, open": f"<think>{GOOD}",
+    "inside broken JSON": f'{{"scores": [{{"id": "BCD", "explanation": "it said {GOOD}", "score": 0.1}}',
+    "inside a quotation": f'It said "{GOOD}" and so on',
+    "key twice": '{"scores": [], "scores": [' + GOOD[12:],
+    "key twice in an entry": GOOD.replace('"score": 0.25', '"score": 1, "score": 0.25'),
+    "scores no list": json.dumps({"scores": {"BCD": 0.9, "FGH": 0.1}}),
+    "later answer faulty": f"{GOOD} no: {answer(entry('BCD', 0.5))}",
+    "deep": "[" * 100_000,
+    "deep objects": '{"a":' * 100_000,
+    "braces": "{" * 20_000,
+    "schema": json.dumps({"type": "object", "properties": {"scores": []}, "required": ["scores"]}),
+}
+
+
+@pytest.mark.parametrize("text", MALFORMED.values(), ids=list(MALFORMED))
+def test_a_malformed_answer_is_refused(text: str) -> None:
+    assert not read_verdict(text, IDS).is_sound
+
+
+@pytest.mark.parametrize("text", [v for k, v in MALFORMED.items() if k not in ("later answer faulty",)])
+def test_a_malformed_answer_gives_no_score(text: str) -> None:
+    assert read_verdict(text, IDS).scores == {}
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        '"0.8"', "true", "false", "null", "[0.8]", '{"value": 0.8}', "NaN", "Infinity", "-Infinity", "1e999", "-0.01",
+        "1.0001", "5.0", "100", "9" * 400, "9" * 5000, '"high"', '""',
+    ],
+)  # fmt: skip
+def test_a_score_that_is_no_number_from_0_to_1_is_none(score: str) -> None:
+    text = f'{{"scores": [{{"id": "BCD", "explanation": "", "score": {score}}}, {json.dumps(entry("FGH", 0.5))}]}}'
+    verdict = read_verdict(text, IDS)
+    assert not verdict.is_sound
+    assert "BCD" not in verdict.scores
+    assert verdict.scores in ({"FGH": 0.5}, {})  # {} where the whole text is not JSON
+    assert verdict.faults
+
+
+@pytest.mark.parametrize(
+    ("entries", "kept", "fault"),
+    [
+        ([entry("BCD", 0.9)], {"BCD": 0.9}, '"FGH" is missing'),
+        ([], {}, '"BCD" is missing'),
+        ([entry("BCD", 0.9), entry("FGH", 0.1), entry("JKL", 0.5)], {"BCD": 0.9, "FGH": 0.1}, '"JKL" was not shown'),
+        ([entry("BCD", 0.9), entry("BCD", 0.9), entry("FGH", 0.1)], {"FGH": 0.1}, '"BCD" is there more than once'),
+        ([entry("BCD", 0.9), entry("FGH", 0.1), entry("FGH", True)], {"BCD": 0.9}, '"FGH" is there more than once'),
+        ([entry("FGH", True), entry("FGH", 0.1), entry("BCD", 0.9)], {"BCD": 0.9}, '"FGH" is there more than once'),
+        ([entry("bcd", 0.9), entry("FGH", 0.1)], {"FGH": 0.1}, '"bcd" was not shown'),
+        ([entry(" BCD", 0.9), entry("FGH", 0.1)], {"FGH": 0.1}, '" BCD" was not shown'),
+        ([entry(1, 0.9), entry("FGH", 0.1)], {"FGH": 0.1}, "not an object with an"),
+        ([0.9, 0.1], {}, "not an object with an"),
+        ([{"explanation": "x", "score": 0.9}, entry("FGH", 0.1)], {"FGH": 0.1}, "not an object with an"),
+        ([{"id": "BCD", "score": 0.9}, {"id": "FGH"}], {"BCD": 0.9}, 'the score of "FGH" is missing'),
+    ],
+)
+def test_exactly_the_ids_that_were_shown_each_once(entries: list[Any], kept: dict[str, float], fault: str) -> None:
+    verdict = read_verdict(answer(*entries), IDS)
+    assert verdict.scores == kept
+    assert any(fault in found for found in verdict.faults)
+
+
+def test_explanations_are_kept_whatever_their_shape() -> None:
+    ids = ("A", "B", "C", "D")
+    text = answer(entry("A", 0, ["a", "b"]), entry("B", 0, {"k": 1}), entry("C", 0, None), {"id": "D", "score": 0})
+    verdict = read_verdict(text, ids)
+    assert verdict.is_sound
+    assert verdict.explanations == {"A": "a\nb", "B": '{"k": 1}', "C": "", "D": ""}
+
+
+def test_zero_has_one_sign() -> None:
+    score = read_verdict(answer(entry("BCD", -0.0), entry("FGH", 1)), IDS).scores["BCD"]
+    assert math.copysign(1.0, score) == 1.0
+
+
+unit = st.floats(0, 1)
+ids = st.lists(st.text("BCDFGH", min_size=3, max_size=3), min_size=1, max_size=9, unique=True)
+
+
+@given(ids, st.data())
+def test_every_permutation_of_an_answer_says_the_same(shown: list[str], data: st.DataObject) -> None:
+    scores = {blind_id: data.draw(unit) for blind_id in shown}
+    order = data.draw(st.permutations(shown))
+    verdict = read_verdict(answer(*(entry(blind_id, scores[blind_id]) for blind_id in order)), shown)
+    assert verdict.is_sound
+    assert verdict.scores == scores
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(json_values, st.lists(json_values, max_size=3))
+def test_no_other_json_is_an_answer(value: Any, entries: list[Any]) -> None:
+    assert not read_verdict(json.dumps(value), IDS).is_sound
+    assert not read_verdict(json.dumps({"scores": entries}), IDS).is_sound
+
+
+@given(st.integers(0, len(GOOD) - 1), st.sampled_from(["", "x", '"', "{", "}", "]", ","]))
+def test_a_cut_or_torn_answer_gives_no_wrong_score(at: int, put: str) -> None:
+    for text in (GOOD[:at] + put, GOOD[:at] + put + GOOD[at + 1 :]):
+        for blind_id, score in read_verdict(text, IDS).scores.items():
+            assert (blind_id, score) in {("BCD", 0.25), ("BCD", 0.2), ("BCD", 0.5), ("FGH", 1.0)}
+
+
+@given(st.text())
+def test_any_text_can_be_read(text: str) -> None:
+    verdict = read_verdict(text, IDS)
+    assert set(verdict.scores) <= set(IDS)
+    assert verdict.faults
