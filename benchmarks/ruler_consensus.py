@@ -33,8 +33,8 @@ def good_trajectories(count: int, seed: int) -> list[LabelledGroup]:
             rng.randint(9, 180),
         )
         answer = (
-            f"Train {number} to {city} leaves at {hour:02}:{minute:02} from platform {platform}; a seat in second class "
-            f"costs {price} euros, and a seat in first class costs {price * 2} euros."
+            f"Train {number} to {city} leaves at {hour:02}:{minute:02} from platform {platform}; a seat in second "
+            f"class costs {price} euros, and a seat in first class costs {price * 2} euros."
         )
         messages = [
             {"role": "user", "content": f"When does train {number} leave, from where, and what does it cost?"},

@@ -17,12 +17,14 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from art_ruler import Ruler
 from art_ruler.batch import for_each
-from art_ruler.fakes import HeuristicJudge, ScriptedJudge, shown_to, verdict_json
-from art_ruler.types import JudgeRequest
+from art_ruler.fakes import verdict_json
+from art_ruler.testing_server import FakeJudgeServer
+from art_ruler.types import JudgeReply, JudgeRequest
 
 GROUP_SIZE = 6
 
@@ -51,12 +53,21 @@ def _call(number: int) -> dict[str, Any]:
 
 
 def answer(request: JudgeRequest) -> str:
-    return verdict_json({blind_id: 1 / (1 + place) for place, blind_id in enumerate(sorted(shown_to(request)))})
+    return verdict_json({blind_id: 1 / (1 + place) for place, blind_id in enumerate(request.ids)})
 
 
 def resident_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds of wall and processor time for all groups, and by how many bytes the peak of memory grew."""
+
+    wall_s: float
+    processor_s: float
+    grown_bytes: int
 
 
 async def judge_all(ruler: Ruler, count: int, concurrency: int) -> float:
@@ -78,16 +89,13 @@ async def judge_all(ruler: Ruler, count: int, concurrency: int) -> float:
     return elapsed
 
 
-def measure(ruler: Ruler, options: argparse.Namespace) -> tuple[float, int]:
-    """Seconds for all groups, and by how many bytes the peak of memory grew over that of the first tenth."""
-    # HeuristicJudge is asked first so that imports and first-use costs are not part of the figure.
-    HeuristicJudge()
-    asyncio.run(judge_all(ruler, options.concurrency, options.concurrency))
-    asyncio.run(judge_all(ruler, max(1, options.groups // 10), options.concurrency))
+async def measure(ruler: Ruler, options: argparse.Namespace) -> Figures:
+    """The figures for all groups, after a tenth of them so that imports and first-use costs are not part of it."""
+    await judge_all(ruler, max(options.concurrency, options.groups // 10), options.concurrency)
     gc.collect()
-    before = resident_bytes()
-    elapsed = asyncio.run(judge_all(ruler, options.groups, options.concurrency))
-    return elapsed, resident_bytes() - before
+    peak, processor = resident_bytes(), time.process_time()
+    wall = await judge_all(ruler, options.groups, options.concurrency)
+    return Figures(wall, time.process_time() - processor, resident_bytes() - peak)
 
 
 def main() -> None:
@@ -95,19 +103,37 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=1000)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds the judge takes")
-    parser.add_argument("--server", action="store_true", help="a server on loopback, through litellm")
+    parser.add_argument("--server", action="store_true", help="a server in this process, through litellm and a socket")
     options = parser.parse_args()
     ideal = options.latency * math.ceil(options.groups / options.concurrency)
-    elapsed, grown = _with_judge(options)
-    print(f"{options.groups} groups of {GROUP_SIZE}, {options.concurrency} at a time, judge {options.latency * 1e3:.0f} ms")
-    print(f"wall {elapsed:.2f} s, ideal {ideal:.2f} s, {options.groups / elapsed:.0f} groups/s")
-    print(f"peak memory grew by {grown / 1e6:.1f} MB while judging {options.groups} groups")
-    print(f"ratio {'ruler_throughput_server' if options.server else 'ruler_throughput'} {elapsed / ideal:.3f}")
+    figures = asyncio.run(_with_judge(options))
+    print(f"{options.groups} groups of {GROUP_SIZE}, {options.concurrency} at a time, latency {options.latency} s")
+    print(f"wall {figures.wall_s:.2f} s, ideal {ideal:.2f} s, {options.groups / figures.wall_s:.0f} groups/s")
+    print(f"processor {figures.processor_s:.2f} s, {figures.processor_s / options.groups * 1e3:.2f} ms per group")
+    print(f"peak memory grew by {figures.grown_bytes / 1e6:.1f} MB while judging {options.groups} groups")
+    print(f"ratio {'ruler_throughput_server' if options.server else 'ruler_throughput'} {figures.wall_s / ideal:.3f}")
 
 
-def _with_judge(options: argparse.Namespace) -> tuple[float, int]:
-    judge = ScriptedJudge([answer], latency_s=options.latency)
-    return measure(Ruler(judge, max_concurrency=options.concurrency), options)
+class SleepingJudge:
+    """Answers after `latency_s` and, unlike a fake made for tests, keeps nothing of what it was asked."""
+
+    def __init__(self, latency_s: float) -> None:
+        self.name = "sleeping"
+        self._latency_s = latency_s
+
+    async def complete(self, request: JudgeRequest) -> JudgeReply:
+        await asyncio.sleep(self._latency_s)
+        return JudgeReply(answer(request))
+
+
+async def _with_judge(options: argparse.Namespace) -> Figures:
+    if not options.server:
+        return await measure(Ruler(SleepingJudge(options.latency), max_concurrency=options.concurrency), options)
+    with FakeJudgeServer(lambda request: answer(request.judge_request), latency_s=options.latency) as server:
+        ruler = Ruler(
+            "openai/judge", api_base=server.api_base, api_key="none", max_concurrency=options.concurrency, max_retries=0
+        )
+        return await measure(ruler, options)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from art_ruler import Ruler
 from art_ruler.attacks import ATTACK_KINDS
 from art_ruler.audit import (
     AttackReport,
@@ -22,7 +23,6 @@ from art_ruler.audit import (
 from art_ruler.auditview import as_json, as_table
 from art_ruler.errors import DataError, JudgeUnavailableError
 from art_ruler.fakes import Attempt, HeuristicJudge, NoisyJudge, ScriptedJudge, shown_to, verdict_json
-from art_ruler.ruler import Ruler
 from art_ruler.types import JudgeRequest
 
 QUESTION = {"role": "user", "content": "Say a number."}
@@ -158,7 +158,9 @@ async def test_an_attack_that_stops_the_judge_from_scoring_is_counted() -> None:
     def answer(request: JudgeRequest) -> str:
         shown = {i: last(attempt) for i, attempt in shown_to(request).items()}
         attacked = any(text not in ("answer 0.", "answer 1.") for text in shown.values())
-        return verdict_json({i: 0.9 if text == "answer 0." else 0.1 for i, text in shown.items()}) if not attacked else "?"
+        return (
+            verdict_json({i: 0.9 if text == "answer 0." else 0.1 for i, text in shown.items()}) if not attacked else "?"
+        )
 
     report = await audit({"j": Ruler(ScriptedJudge([answer]))}, [group(2, 1)], attacks=True)
     for attack in report.judges[0].attacks:
@@ -178,7 +180,7 @@ async def test_groups_without_an_answer_are_counted_and_the_others_go_on() -> No
     def answer(request: JudgeRequest) -> str:
         if len(request.ids) == 3:
             raise JudgeUnavailableError("judge 'j': out of order", retryable=True)
-        return verdict_json({i: 0.5 for i in request.ids})
+        return verdict_json(dict.fromkeys(request.ids, 0.5))
 
     ruler = Ruler(ScriptedJudge([answer]), max_retries=0)
     (judge,) = (await audit({"j": ruler}, [group(1, 2, 3, where="f:1"), group(1, 2, where="f:2")])).judges
@@ -196,7 +198,7 @@ async def test_a_call_that_can_never_succeed_ends_the_audit() -> None:
 
 async def test_answers_that_are_not_verdicts_leave_trajectories_unscored() -> None:
     def answer(request: JudgeRequest) -> str:
-        return verdict_json({i: 0.5 for i in list(request.ids)[:-1]})
+        return verdict_json(dict.fromkeys(list(request.ids)[:-1], 0.5))
 
     (judge,) = (await audit({"j": Ruler(ScriptedJudge([answer]))}, [group(1, 2, 3)])).judges
     assert (judge.failed, judge.unscored, judge.usage.repairs) == (0, 1, 1)
@@ -217,7 +219,7 @@ async def test_groups_are_taken_when_their_turn_comes() -> None:
         nonlocal running
         running -= 1
 
-    judge = ScriptedJudge([lambda request: verdict_json({i: 0.5 for i in request.ids})], latency_s=0.001)
+    judge = ScriptedJudge([lambda request: verdict_json(dict.fromkeys(request.ids, 0.5))], latency_s=0.001)
     report = await audit({"j": Ruler(judge)}, source(), concurrency=4, progress=finished)
     assert (report.groups, running, most) == (40, 0, 4)
 
@@ -258,7 +260,10 @@ def test_bootstrap_gives_the_mean_and_an_interval_around_it() -> None:
 def test_synthetic_groups_come_from_every_trajectory_and_keep_what_it_has() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     source = LabelledGroup(
-        [answered("one two three."), {"messages": answered("four five six."), "tools": tools}], [None, None], tools, "f:1"
+        [answered("one two three."), {"messages": answered("four five six."), "tools": tools}],
+        [None, None],
+        tools,
+        "f:1",
     )
     first, second = synthetic_groups([source], size=3, seed=0)
     assert (first.where, second.where) == ("f:1, trajectory 0", "f:1, trajectory 1")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from art_ruler import Ruler
 from art_ruler.batch import Summary, for_each, score_groups
 from art_ruler.errors import JudgeFormatError, JudgeUnavailableError
 from art_ruler.fakes import ScriptedJudge, verdict_json
 from art_ruler.files import ScoredFile, read_groups
-from art_ruler.ruler import Ruler
 from art_ruler.types import JudgeRequest
 
 SETTINGS = {"judges": ["scripted"]}
@@ -31,7 +31,7 @@ def groups_file(folder: Path, count: int) -> Path:
 
 
 def fair(request: JudgeRequest) -> str:
-    return verdict_json({i: 0.5 for i in request.ids})
+    return verdict_json(dict.fromkeys(request.ids, 0.5))
 
 
 def down_for(*numbers: int) -> ScriptedJudge:

@@ -89,7 +89,7 @@ def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, contextlib; from art_ruler.cli import main; sys.argv = ['art-ruler', 'score', '--help']\n"
         "with contextlib.suppress(SystemExit): main()\n"
-        "assert not {'litellm', 'httpx', 'openai', 'pydantic', 'tenacity'} & set(sys.modules)"
+        "assert not {'litellm', 'httpx', 'openai', 'tenacity'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
 
@@ -246,7 +246,9 @@ def test_audit_as_json(run: Run, tmp_path: Path) -> None:
 
 
 def test_audit_of_synthetic_groups_is_the_same_each_time(run: Run, tmp_path: Path) -> None:
-    source = write(tmp_path / "good.jsonl", [answered("The train to Lyon leaves at 17:42."), GOOD], {"trajectories": [GOOD]})
+    source = write(
+        tmp_path / "good.jsonl", [answered("The train to Lyon leaves at 17:42."), GOOD], {"trajectories": [GOOD]}
+    )
     words = ("audit", source, "--synthetic", "--size", 4, "--judge", "noisy", "--json")
     first = json.loads(run(*words).stdout)
     assert (first["groups"], first["trajectories"]) == (3, 12)

@@ -21,7 +21,7 @@ from art_ruler.stats import kendall_tau, pairwise_accuracy, spearman
 from art_ruler.types import Result, Usage
 
 if TYPE_CHECKING:
-    from art_ruler.ruler import Ruler
+    from art_ruler import Ruler
 
 _RESAMPLES = 1000
 _SHOWN_PROBLEMS = 3

@@ -11,8 +11,8 @@ from art_ruler.errors import JudgeUnavailableError, RulerError
 from art_ruler.types import Result, Usage
 
 if TYPE_CHECKING:
+    from art_ruler import Ruler
     from art_ruler.files import GroupLine, ScoredFile
-    from art_ruler.ruler import Ruler
 
 T = TypeVar("T")
 _MAX_FAILURES_IN_A_ROW = 5

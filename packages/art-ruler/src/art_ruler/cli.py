@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from art_ruler.errors import ConfigError, DataError, RulerError
+from art_ruler.errors import ConfigError, RulerError
 
 if TYPE_CHECKING:
+    from art_ruler import Ruler
     from art_ruler.audit import LabelledGroup
     from art_ruler.batch import Summary
-    from art_ruler.ruler import Ruler
     from art_ruler.types import JudgeModel, Usage
 
 app = typer.Typer(
@@ -66,11 +66,9 @@ _JudgeParam = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
-@app.command(
-    epilog="Example: art-ruler score groups.jsonl --judge openai/gpt-5-mini --passes 3 --out scored.jsonl"
-)
+@app.command(epilog="Example: art-ruler score groups.jsonl --judge openai/gpt-5-mini --passes 3 --out scored.jsonl")
 def score(
-    groups: Annotated[Path, typer.Argument(help="JSONL, one group a line: {\"trajectories\": [[message, ...], ...]}.")],
+    groups: Annotated[Path, typer.Argument(help='JSONL, one group a line: {"trajectories": [[message, ...], ...]}.')],
     judge: Annotated[
         list[str],
         typer.Option(
@@ -139,9 +137,7 @@ def score(
     with ScoredFile(out, settings) as scored:
         try:
             _run(
-                score_groups(
-                    ruler, read_groups(groups), scored, summary, concurrency=concurrency, progress=_progress()
-                )
+                score_groups(ruler, read_groups(groups), scored, summary, concurrency=concurrency, progress=_progress())
             )
         finally:
             _show(summary, out, as_json)
@@ -289,7 +285,7 @@ def _first_problem(report: Any) -> str:
 
 
 def _ruler(judges: list[str], *, fallbacks: list[str] | None = None, **options: Any) -> Ruler:
-    from art_ruler.ruler import Ruler
+    from art_ruler import Ruler
 
     if options["rubric"] is None:
         del options["rubric"]
@@ -370,7 +366,7 @@ def _print_json(value: Any) -> None:
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end. SIGTERM cancels it as Ctrl-C does, so that what was earned is shown and files are closed."""
+    """Run `work` to its end. SIGTERM cancels it as Ctrl-C does, so that it ends in order."""
 
     async def supervised() -> T:
         task = asyncio.ensure_future(work)

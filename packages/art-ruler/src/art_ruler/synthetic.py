@@ -29,44 +29,13 @@ MIN_SIZE, MAX_SIZE = 2, 64
 
 Message = dict[str, Any]
 
-_WORDS = [
-    "window",
-    "blue",
-    "seldom",
-    "garden",
-    "seven",
-    "under",
-    "bread",
-    "slowly",
-    "paper",
-    "river",
-    "winter",
-    "never",
-    "chair",
-    "green",
-    "almost",
-    "stone",
-    "market",
-    "early",
-    "copper",
-    "left",
-    "morning",
-    "often",
-    "bottle",
-    "south",
-    "minor",
-    "cloud",
-    "eleven",
-    "table",
-    "wide",
-    "autumn",
-    "spoon",
-    "later",
-    "forest",
-    "mild",
-    "corner",
-    "second",
-]
+_WORDS: list[str] = re.findall(
+    r"\w+",
+    "o I us we oak ice fig tin wool moss blue wide left mild chalk bread river never green stone early south cloud "
+    "spoon window seldom garden slowly winter almost market copper morning whisper thirsty lantern sandwich railroad "
+    "chocolate afternoon blackberry hesitation comfortable grandfather",
+)
+_NUM_NEAREST = 6
 _FILLER = (
     "Everything that was asked for has been taken care of.",
     "The result was checked and can be relied upon.",
@@ -237,7 +206,13 @@ def _altered(piece: str, rng: random.Random) -> str:
         return re.sub("[0-9]", lambda match: str((int(match[0]) + rng.randint(1, 9)) % 10), piece)
     if not re.search(r"\w", piece):
         return rng.choice(_WORDS)
-    return re.sub(r"\w+", lambda match: rng.choice([word for word in _WORDS if word != match[0].lower()]), piece)
+    return re.sub(r"\w+", lambda match: _other_word(match[0], rng), piece)
+
+
+def _other_word(word: str, rng: random.Random) -> str:
+    """Another word of about the same length."""
+    others = [other for other in _WORDS if other.lower() != word.lower()]
+    return rng.choice(sorted(others, key=lambda other: abs(len(other) - len(word)))[:_NUM_NEAREST])
 
 
 def _text(content: Any) -> str:
