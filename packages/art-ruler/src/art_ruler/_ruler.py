@@ -44,7 +44,8 @@ class Ruler:
 
     `max_concurrency` limits the calls in flight in one event loop, `timeout_s` one call, `total_timeout_s` one
     `score`, in seconds. A call that can succeed later is made again up to `max_retries` times. With `max_cost_usd` or
-    `max_tokens`, over the life of this object, no call begins that would exceed it; what is then not judged is None.
+    `max_tokens`, over the life of this object, no call begins that would exceed it by what is known of calls so far;
+    what is then not judged is None.
 
     Raises:
         ConfigError: an option is impossible or does not go with another.

@@ -36,17 +36,19 @@ class Meter:
 class Budget:
     """Lets a call begin only while what was spent and what is in flight leave room for it.
 
-    Tokens in flight are estimated from the request. So is their price, once an answer has shown what a token costs;
-    until then calls may begin, as many as run at a time.
+    What a call will use is estimated from its request and from the answers so far, by the one that used most for its
+    estimate. Before the first answer nothing is known of the price, or of a judge that thinks at length: calls that
+    begin side by side then may together exceed the limit.
     """
 
     def __init__(self, *, max_cost_usd: float | None = None, max_tokens: int | None = None) -> None:
         self._max_cost_usd, self._max_tokens = max_cost_usd, max_tokens
         self._lock = threading.Lock()
         self._tokens = 0
-        self._tokens_in_flight = 0
         self._cost_usd = 0.0
-        self._usd_per_token = 0.0
+        self._in_flight = 0  # estimated tokens
+        self._tokens_per_estimate = 1.0
+        self._usd_per_estimate = 0.0
 
     @property
     def limit(self) -> str:
@@ -54,35 +56,36 @@ class Budget:
         limits = [] if self._max_cost_usd is None else [f"max_cost_usd={self._max_cost_usd}"]
         return ", ".join(limits + ([] if self._max_tokens is None else [f"max_tokens={self._max_tokens}"]))
 
-    def begin(self, num_tokens: int) -> bool:
-        """Whether a call of about `num_tokens` may begin; if so, `end` must follow."""
+    def begin(self, estimate: int) -> bool:
+        """Whether a call of about `estimate` tokens may begin; if so, `end` must follow."""
         with self._lock:
-            tokens = self._tokens_in_flight + num_tokens
-            if self._max_tokens is not None and self._tokens + tokens > self._max_tokens:
+            flying = self._in_flight + estimate
+            if self._max_tokens is not None and self._tokens + flying * self._tokens_per_estimate > self._max_tokens:
                 return False
             if self._max_cost_usd is not None and (
                 self._cost_usd >= self._max_cost_usd
-                or self._cost_usd + tokens * self._usd_per_token > self._max_cost_usd
+                or self._cost_usd + flying * self._usd_per_estimate > self._max_cost_usd
             ):
                 return False
-            self._tokens_in_flight = tokens
+            self._in_flight = flying
             return True
 
-    def end(self, num_tokens: int, reply: JudgeReply | None, judge: str) -> None:
-        """The call that began with `num_tokens` is over; `reply` is None if it failed.
+    def end(self, estimate: int, reply: JudgeReply | None, judge: str) -> None:
+        """The call that began with `estimate` is over; `reply` is None if it failed.
 
         Raises:
             ConfigError: there is a limit in money, and the price of this judge is unknown.
         """
         with self._lock:
-            self._tokens_in_flight -= num_tokens
+            self._in_flight -= estimate
             if reply is None:
                 return
             used = reply.prompt_tokens + reply.completion_tokens
             self._tokens += used
+            self._tokens_per_estimate = max(self._tokens_per_estimate, used / max(1, estimate))
             if reply.cost_usd is not None:
                 self._cost_usd += reply.cost_usd
-                self._usd_per_token = max(self._usd_per_token, reply.cost_usd / max(1, used))
+                self._usd_per_estimate = max(self._usd_per_estimate, reply.cost_usd / max(1, estimate))
             elif self._max_cost_usd is not None:
                 raise ConfigError(
                     f"max_cost_usd={self._max_cost_usd} cannot be kept: the price of {judge!r} is unknown; limit "

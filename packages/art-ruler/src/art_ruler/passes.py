@@ -134,9 +134,10 @@ async def run_pass(
         faults = "; ".join(verdict.faults[:3])
         scores = {}
         for member, blind_id in zip(members, request.ids, strict=True):
+            if blind_id in verdict.explanations:
+                outcome.explanations.setdefault(member, verdict.explanations[blind_id])
             if blind_id in verdict.scores:
                 scores[member] = verdict.scores[blind_id]
-                outcome.explanations.setdefault(member, verdict.explanations[blind_id])
             elif member not in outcome.scores:
                 outcome.problems[member] = f"no valid score in the answer of {judge.name}: {faults}"
         return scores

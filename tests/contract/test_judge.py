@@ -1,0 +1,79 @@
+"""What every `Judge` promises, on the ruler and on a plain function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from art_core.protocols import Judge
+from art_core.types import Exchange, Sampling, Trajectory, TrajectoryGroup
+from art_ruler import Ruler
+from art_ruler.fakes import HeuristicJudge, ScriptedJudge
+
+
+def rollout(name: str, answer: str) -> Trajectory:
+    exchange = Exchange(
+        id=f"e-{name}",
+        trajectory_id=name,
+        messages=({"role": "user", "content": "2 + 2?"},),
+        response={"role": "assistant", "content": answer},
+        prompt_ids=(1, 2),
+        completion_ids=(3,),
+        logprobs=(-0.5,),
+        finish_reason="stop",
+        sampling=Sampling(max_tokens=8),
+        policy_version=0,
+        started_at=0.0,
+        ended_at=1.0,
+    )
+    return Trajectory(id=name, scenario_id="s", exchanges=[exchange], metadata={"answer": answer})
+
+
+class ByFunction:
+    """The fake: a function of one trajectory."""
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[float | None]:
+        return [int(str(trajectory.metadata["answer"])) / 10 for trajectory in trajectories]
+
+
+@pytest.fixture(params=["ruler", "function"])
+def judge(request: pytest.FixtureRequest) -> Judge:
+    if request.param == "function":
+        return ByFunction()
+    ruler: Judge = Ruler(HeuristicJudge(lambda attempt: int(attempt[-1][1]) / 10), passes=2)
+    return ruler
+
+
+GROUP = (rollout("a", "4"), rollout("b", "9"), rollout("c", "4"), rollout("d", "0"))
+
+
+def test_it_is_a_judge(judge: Judge) -> None:
+    assert isinstance(judge, Judge)
+
+
+async def test_one_finite_score_for_each_trajectory_in_their_order(judge: Judge) -> None:
+    before = [trajectory.model_copy(deep=True) for trajectory in GROUP]
+    scores = await judge.score(GROUP)
+    assert list(scores) == [0.4, 0.9, 0.4, 0.0]
+    assert list(GROUP) == before
+    assert list(await judge.score(GROUP[::-1])) == [0.0, 0.4, 0.9, 0.4]
+    assert all(score is not None and math.isfinite(score) for score in scores)
+
+
+async def test_no_trajectories_have_no_scores(judge: Judge) -> None:
+    assert len(await judge.score([])) == 0
+
+
+async def test_its_scores_make_a_group_that_can_be_trained(judge: Judge) -> None:
+    group = TrajectoryGroup("s", GROUP)
+    scored = group.with_scores(await judge.score(group.trajectories))
+    assert scored.rewards == [0.4, 0.9, 0.4, 0.0]
+
+
+async def test_what_the_ruler_cannot_score_is_excluded_and_counted() -> None:
+    group = TrajectoryGroup("s", GROUP)
+    scored = group.with_scores(await Ruler(ScriptedJudge(["nonsense"])).score(group.trajectories))
+    assert scored.members == ()
+    assert scored.num_excluded == 4
