@@ -92,6 +92,11 @@ class Asker:
         return (second, repaired) if len(repaired.scores) >= len(verdict.scores) else (reply, verdict)
 
     async def _call(self, judge: JudgeModel, request: JudgeRequest, meter: Meter) -> JudgeReply:
+        try:
+            return await self._call_in_some_form(judge, request, meter, is_retry=False)
+        except JudgeUnavailableError as error:
+            failure = error
+        # Its machinery costs more than all else here, so it is set up when there is something to repeat.
         attempts = AsyncRetrying(
             stop=stop_after_attempt(self._max_retries + 1),
             retry=retry_if_exception(_is_worth_a_retry),
@@ -100,14 +105,21 @@ class Asker:
         )
         async for attempt in attempts:
             with attempt:
-                is_retry = attempt.retry_state.attempt_number > 1
-                for _ in range(_MAX_DOWNGRADES):
-                    try:
-                        return await self._call_once(judge, request, meter, is_retry=is_retry)
-                    except RequestRefusedError:
-                        meter.add(downgrades=1)
-                raise JudgeUnavailableError(f"judge {judge.name!r}: its provider refuses every form of the request")
+                if attempt.retry_state.attempt_number == 1:  # the one that has failed already
+                    raise failure
+                return await self._call_in_some_form(judge, request, meter, is_retry=True)
         raise AssertionError("tenacity ends by returning or raising")
+
+    async def _call_in_some_form(
+        self, judge: JudgeModel, request: JudgeRequest, meter: Meter, *, is_retry: bool
+    ) -> JudgeReply:
+        for _ in range(_MAX_DOWNGRADES):
+            try:
+                return await self._call_once(judge, request, meter, is_retry=is_retry)
+            except RequestRefusedError:
+                meter.add(downgrades=1)
+                is_retry = False
+        raise JudgeUnavailableError(f"judge {judge.name!r}: its provider refuses every form of the request")
 
     async def _call_once(self, judge: JudgeModel, request: JudgeRequest, meter: Meter, *, is_retry: bool) -> JudgeReply:
         num_tokens = sum(estimate_tokens(message["content"]) for message in request.messages)

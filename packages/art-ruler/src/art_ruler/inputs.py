@@ -153,6 +153,10 @@ def _messages(messages: Sequence[Any], where: str) -> Transcript:
 
 
 def _message(message: Any, numbers: dict[str, int], where: str) -> Message:
+    if type(message) is dict and len(message) == 2:  # by far the most common one needs no search
+        role, content = message.get("role"), message.get("content")
+        if type(content) is str and role in ("system", "user", "assistant") and content.strip():
+            return Message((Block(role, _clean(content)),))
     wrapped = _field(message, "message")
     if wrapped is not None and _field(message, "role") is None:
         message = wrapped  # a choice of a chat completion
