@@ -73,6 +73,13 @@ async def test_a_group_without_an_answer_is_left_for_another_time(tmp_path: Path
     assert (summary.scored, summary.already_done) == (1, 2)
 
 
+async def test_a_group_that_is_refused_as_it_is_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+    too_long = JudgeUnavailableError("judge 'scripted': the prompt is too long", status=400)
+    summary, lines = await score(Ruler(ScriptedJudge([fair, too_long, fair])), tmp_path, 3)
+    assert lines == [1, 3]
+    assert (summary.scored, summary.failed) == (2, 1)
+
+
 async def test_a_judge_that_is_down_is_not_asked_a_thousand_times(tmp_path: Path) -> None:
     summary, lines = await score(Ruler(down_for(*range(1, 40)), max_retries=0), tmp_path, 40)
     assert lines == [1]

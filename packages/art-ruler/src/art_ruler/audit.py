@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from art_ruler.attacks import ATTACK_KINDS, Attack, AttackKind, draw_attacks
-from art_ruler.batch import for_each
-from art_ruler.errors import DataError, JudgeUnavailableError, RulerError
+from art_ruler.batch import for_each, leaves_others_a_chance
+from art_ruler.errors import DataError, RulerError
 from art_ruler.inputs import read_trajectories
 from art_ruler.stats import kendall_tau, pairwise_accuracy, spearman
 from art_ruler.types import Result, Usage
@@ -151,7 +151,7 @@ async def audit(
     with the number of groups finished.
 
     A group that a judge does not answer is counted in `failed`, and the others go on. Raises what a ruler raises when
-    the call can never succeed (a wrong key, an unknown model), and `DataError` for groups that cannot be judged.
+    no call can succeed, as with a wrong key, and `DataError` for groups that cannot be judged.
     """
     if not rulers:
         raise ValueError("no judge is given; audit needs at least one")
@@ -240,12 +240,12 @@ async def _judge(
 async def _score(
     ruler: Ruler, tally: _Tally, where: str, trajectories: Sequence[Any], tools: Sequence[Any] | None
 ) -> Result | None:
-    """The result, or None where the judge gave no answer that may come another time."""
+    """The result, or None where the judge gave no answer to this group but may to others."""
     try:
         result = await ruler.score(trajectories, tools=tools)
     except RulerError as error:
         tally.usage += error.usage or Usage()
-        if isinstance(error, JudgeUnavailableError) and error.retryable:
+        if leaves_others_a_chance(error):
             tally.problem(f"{where}: {error}")
             return None
         raise

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MAX_FAILURES_IN_A_ROW = 5
+_REFUSED_AS_IT_IS = (400, 413, 422)  # HTTP: too long, against a policy, malformed
 
 
 @dataclass
@@ -39,6 +40,11 @@ class Summary:
     @property
     def not_tried(self) -> int:
         return self.groups - self.already_done - self.scored - self.failed - self.stopped
+
+
+def leaves_others_a_chance(error: RulerError) -> bool:
+    """Whether other groups may get an answer though this one got none: the trouble may pass, or is about this group."""
+    return isinstance(error, JudgeUnavailableError) and (error.retryable or error.status in _REFUSED_AS_IT_IS)
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[None]], *, concurrency: int) -> None:
@@ -73,7 +79,7 @@ async def score_groups(
 
     `summary` is brought up to date after each group, so that it is right whatever ends this. Ends early, without an
     error, when the budget is spent or when several groups in a row get no answer. Raises what `Ruler.score` raises when
-    a call can never succeed.
+    no call can succeed, as with a wrong key.
     """
     failures_in_a_row = 0
 
@@ -88,7 +94,7 @@ async def score_groups(
             result = await ruler.score(group.trajectories, tools=group.tools)
         except RulerError as error:
             summary.usage += error.usage or Usage()
-            if not isinstance(error, JudgeUnavailableError) or not error.retryable:
+            if not leaves_others_a_chance(error):
                 raise
             summary.failed += 1
             summary.problem = f"{group.where}: {error}"

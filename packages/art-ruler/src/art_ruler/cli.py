@@ -175,7 +175,7 @@ def _complain(summary: Summary) -> None:
     if summary.failed:
         raise RulerError(
             f"{left} of {summary.groups} groups got no answer and are not in the output, the last one being "
-            f"{summary.problem}; run the same command again to try them"
+            f"{summary.problem}; when that is mended, run the same command again to try them"
         )
     if left:
         raise RulerError(
@@ -223,7 +223,7 @@ def audit(
     judge_param: _JudgeParam = None,
     as_json: _Json = False,
 ) -> None:
-    """Find out how good judges are for a task, from groups whose true order is known.
+    """Find out how good judges are, from groups whose order is known.
 
     Prints for each judge: pairwise accuracy within groups, top-1, Kendall tau, flip rate between orders, agreement
     between passes, correlation with length, and cost. Budgets hold for each judge.
