@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from art_ruler.cutting import cut_to, estimate_tokens, transcript_tokens
 from art_ruler.fakes import attempts_in
-from art_ruler.inputs import Block, Message, common_prefix_length, read_trajectories
+from art_ruler.inputs import Block, Message, common_prefix_length, digest, read_trajectories
 from art_ruler.passes import Plan
 from art_ruler.prompt import (
     DEFAULT_RUBRIC,
@@ -169,7 +169,9 @@ def test_a_prompt_takes_no_more_than_the_messages_as_json() -> None:
         ]
         for i in range(6)
     ]
-    plan = Plan.of(read_trajectories(group), rubric=DEFAULT_RUBRIC, max_group=8, context_tokens=None)
+    read = read_trajectories(group)
+    digests = list(map(digest, read))
+    plan = Plan.of(read, digests=digests, rubric=DEFAULT_RUBRIC, max_group=8, context_tokens=None)
     draw = random.Random(0)
     ids = draw_ids(6, draw)
     ours = build_messages(plan.attempts, ids, "qzkw", rubric=DEFAULT_RUBRIC, shared=plan.shared)[1]["content"]

@@ -164,7 +164,7 @@ class Ruler:
         members = {key: i for i, key in enumerate(sorted(set(digests)))}
         unique: list[Transcript] = [transcripts[digests.index(key)] for key in members]
         meter = Meter(self._meter)
-        panel = [_Bench([judge, *self._fallbacks], []) for judge in self._judges]
+        panel = [_Bench([judge, *self._fallbacks], list(members), []) for judge in self._judges]
         late = None
         try:
             if unique:
@@ -241,7 +241,11 @@ class Ruler:
             context = getattr(judge, "context_tokens", None)
         if id(judge) not in bench.plans:  # another pass may have made it meanwhile
             bench.plans[id(judge)] = Plan.of(
-                transcripts, rubric=self._rubric, max_group=self._max_group, context_tokens=context
+                transcripts,
+                digests=bench.digests,
+                rubric=self._rubric,
+                max_group=self._max_group,
+                context_tokens=context,
             )
             meter.add(cut_trajectories=bench.plans[id(judge)].num_cut)
         return bench.plans[id(judge)]
@@ -282,6 +286,7 @@ class _Bench:
     """One judge and who stands in for it, with what has come of its passes so far."""
 
     judges: list[JudgeModel]
+    digests: list[str]
     outcomes: list[PassOutcome]
 
     def __post_init__(self) -> None:

@@ -157,10 +157,10 @@ def _message(message: Any, numbers: dict[str, int], where: str) -> Message:
         role, content = message.get("role"), message.get("content")
         if type(content) is str and role in ("system", "user", "assistant") and content.strip():
             return Message((Block(role, _clean(content)),))
-    wrapped = _field(message, "message")
-    if wrapped is not None and _field(message, "role") is None:
-        message = wrapped  # a choice of a chat completion
-    role = _field(message, "role") or _field(message, "type")
+    role = _field(message, "role")
+    if role is None and (wrapped := _field(message, "message")) is not None:
+        message, role = wrapped, _field(wrapped, "role")  # a choice of a chat completion
+    role = role or _field(message, "type")
     if not isinstance(role, str) or isinstance(message, str):
         raise DataError(
             f"{where} is a {type(message).__name__} without a role; wanted a chat message such as "

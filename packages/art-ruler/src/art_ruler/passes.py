@@ -14,7 +14,7 @@ from art_ruler.concurrent import together
 from art_ruler.consensus import choose_anchors, chunk_sizes, num_anchors, on_scale
 from art_ruler.cutting import cut_to, estimate_tokens, transcript_tokens
 from art_ruler.errors import ConfigError
-from art_ruler.inputs import Transcript, common_prefix_length, digest
+from art_ruler.inputs import Transcript, common_prefix_length
 from art_ruler.prompt import (
     ANSWER_SCHEMA,
     PROMPT_VERSION,
@@ -41,7 +41,10 @@ class PassOutcome:
 
 @dataclass(frozen=True)
 class Plan:
-    """A group as one judge can read it: cut where it must be, `group_size` attempts at a time."""
+    """A group as one judge can read it: cut where it must be, `group_size` attempts at a time.
+
+    `key` is a hash of all that is shown.
+    """
 
     shared: Transcript
     attempts: tuple[Transcript, ...]
@@ -50,8 +53,15 @@ class Plan:
     key: str
 
     @staticmethod
-    def of(transcripts: Sequence[Transcript], *, rubric: str, max_group: int, context_tokens: int | None) -> Plan:
-        """Fit `transcripts` into `context_tokens`.
+    def of(
+        transcripts: Sequence[Transcript],
+        *,
+        digests: Sequence[str],
+        rubric: str,
+        max_group: int,
+        context_tokens: int | None,
+    ) -> Plan:
+        """Fit `transcripts`, whose `digests` are known, into `context_tokens`.
 
         What they share may take a third of the room, and each attempt an equal part of the rest when as many as
         belong together at least (three, or `max_group`) are shown. Longer ones are cut. Then as many are shown at
@@ -86,10 +96,8 @@ class Plan:
             num_cut = sum(was_shared_cut or one != other for one, other in zip(cut, attempts, strict=True))
             shared, attempts = cut_shared, cut
             group_size = _how_many_fit(attempts, room, max_group)
-        key = hashlib.sha256(
-            json.dumps([PROMPT_VERSION, rubric, digest(shared), sorted(map(digest, attempts))]).encode()
-        ).hexdigest()
-        return Plan(shared, tuple(attempts), group_size, num_cut, key)
+        content = json.dumps([PROMPT_VERSION, rubric, group_size, context_tokens if num_cut else None, *digests])
+        return Plan(shared, tuple(attempts), group_size, num_cut, hashlib.sha256(content.encode()).hexdigest())
 
 
 def _how_many_fit(attempts: Sequence[Transcript], room: int, max_group: int) -> int:
