@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from art_ruler.errors import DataError
@@ -157,10 +158,12 @@ def _message(message: Any, numbers: dict[str, int], where: str) -> Message:
         role, content = message.get("role"), message.get("content")
         if type(content) is str and role in ("system", "user", "assistant") and content.strip():
             return Message((Block(role, _clean(content)),))
-    role = _field(message, "role")
-    if role is None and (wrapped := _field(message, "message")) is not None:
-        message, role = wrapped, _field(wrapped, "role")  # a choice of a chat completion
-    role = role or _field(message, "type")
+    get = _getter(message)
+    role = get("role")
+    if role is None and (wrapped := get("message")) is not None:  # a choice of a chat completion
+        message, get = wrapped, _getter(wrapped)
+        role = get("role")
+    role = role or get("type")
     if not isinstance(role, str) or isinstance(message, str):
         raise DataError(
             f"{where} is a {type(message).__name__} without a role; wanted a chat message such as "
@@ -169,17 +172,17 @@ def _message(message: Any, numbers: dict[str, int], where: str) -> Message:
     kind = _ROLES.get(role, "other")
     blocks: list[Block] = []
     for name in ("reasoning_content", "reasoning"):
-        reasoning = _field(message, name)
+        reasoning = get(name)
         if isinstance(reasoning, str) and reasoning.strip():
             blocks.append(Block("reasoning", _clean(reasoning)))
             break
-    blocks += _content(_field(message, "content"), kind, where)
-    refusal = _field(message, "refusal")
+    blocks += _content(get("content"), kind, where)
+    refusal = get("refusal")
     if isinstance(refusal, str) and refusal:
         blocks.append(Block(kind, _clean(f"(refusal) {refusal}")))
-    blocks += _calls(message, numbers, where)
+    blocks += _calls(get, numbers, where)
     if kind == "tool":
-        blocks = [Block("tool", _label(message, numbers) + block.text) for block in blocks or [Block("tool", EMPTY)]]
+        blocks = [Block("tool", _label(get, numbers) + block.text) for block in blocks or [Block("tool", EMPTY)]]
     elif kind == "other":
         blocks = [Block("other", f"role {_clean(role)}: {block.text}") for block in blocks or [Block("other", EMPTY)]]
     if not any(block.kind != "reasoning" for block in blocks):
@@ -187,9 +190,9 @@ def _message(message: Any, numbers: dict[str, int], where: str) -> Message:
     return Message(tuple(blocks))
 
 
-def _label(message: Any, numbers: dict[str, int]) -> str:
-    number = numbers.get(str(_field(message, "tool_call_id") or ""))
-    name = _field(message, "name")
+def _label(get: _Getter, numbers: dict[str, int]) -> str:
+    number = numbers.get(str(get("tool_call_id") or ""))
+    name = get("name")
     words = ([f"#{number}"] if number else []) + ([_clean(name)] if isinstance(name, str) and name else [])
     return " ".join(words) + ": " if words else ""
 
@@ -232,18 +235,18 @@ def _part(part: Any, kind: str) -> Block | None:
     return Block(kind, f"({_clean(str(of or 'part'))} {hashlib.sha256(plain.encode()).hexdigest()[:8]})")
 
 
-def _calls(message: Any, numbers: dict[str, int], where: str) -> list[Block]:
+def _calls(get: _Getter, numbers: dict[str, int], where: str) -> list[Block]:
     blocks = []
-    calls = _field(message, "tool_calls") or ()
-    old_style = _field(message, "function_call")
-    invalid = _field(message, "invalid_tool_calls") or ()
+    calls = get("tool_calls") or ()
+    old_style = get("function_call")
+    invalid = get("invalid_tool_calls") or ()
     if not _is_list(calls) or not _is_list(invalid):
         raise DataError(f"{where}: tool_calls are not a list; wanted a list of calls, or none")
     for call in [*calls, *invalid, *([old_style] if old_style else [])]:
-        function = _field(call, "function") or call
-        name = _field(function, "name")
+        of_function = _getter(_field(call, "function") or call)
+        name = of_function("name")
         arguments = next(
-            (value for key in ("arguments", "args", "input") if (value := _field(function, key)) is not None), ""
+            (found for key in ("arguments", "args", "input") if (found := of_function(key)) is not None), ""
         )
         if not isinstance(arguments, str):
             arguments = json.dumps(_plain(arguments), ensure_ascii=False, default=str)
@@ -272,6 +275,13 @@ def _tools_message(tools: Any, where: str) -> Message | None:
         shown = json.dumps(_plain(parameters), ensure_ascii=False, default=str)
         lines.append(f"{name}: {description} {shown}")
     return Message((Block("tools", _clean("\n".join(lines))),))
+
+
+_Getter = Callable[[str], Any]
+
+
+def _getter(value: Any) -> _Getter:
+    return value.get if type(value) is dict else partial(_field, value)
 
 
 def _field(value: Any, name: str) -> Any:
