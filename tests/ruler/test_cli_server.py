@@ -204,6 +204,27 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     assert "1 of 1 groups got no answer" in done.stderr
 
 
+def test_an_interrupted_audit_ends_with_one_line(tmp_path: Path) -> None:
+    release = threading.Event()
+
+    def handler(request: ServedRequest) -> str:
+        release.wait(60)
+        return fair(request)
+
+    with FakeJudgeServer(handler) as server:
+        address = ("--api-base", server.api_base, "--api-key-env", "JUDGE_KEY")
+        process = start(tmp_path, "audit", groups_file(tmp_path, 2), "--judge", "openai/judge", *address)
+        try:
+            wait_for(lambda: server.requests, "a request")
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate(timeout=30)
+        finally:
+            process.kill()
+            release.set()
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr.splitlines() == ["art-ruler: interrupted; an audit keeps nothing but the answers in --cache"]
+
+
 @pytest.fixture
 def by_model() -> Iterator[FakeJudgeServer]:
     def handler(request: ServedRequest) -> str:

@@ -32,9 +32,13 @@ app = typer.Typer(
 )
 T = TypeVar("T")
 _INTERRUPTED = 130
-_INTERRUPTED_MESSAGE = "interrupted; what was scored is kept, run the same command again to go on"
 # What typer raises for options it cannot make sense of; it has no public name of its own.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+class _Interrupted(Exception):  # noqa: N818 - not an error
+    """Ctrl-C or SIGTERM while judging, with what is left of the work in words."""
+
 
 _ApiBase = Annotated[
     str | None, typer.Option(help="Base URL of an OpenAI-compatible server, for every judge and fall-back.")
@@ -136,9 +140,10 @@ def score(
     settings = {"judges": judge, "fallbacks": fallback or [], "prompt_version": PROMPT_VERSION, **decides}
     with ScoredFile(out, settings) as scored:
         try:
-            _run(
-                score_groups(ruler, read_groups(groups), scored, summary, concurrency=concurrency, progress=_progress())
+            work = score_groups(
+                ruler, read_groups(groups), scored, summary, concurrency=concurrency, progress=_progress()
             )
+            _run(work, "what was scored is kept, run the same command again to go on")
         finally:
             _show(summary, out, as_json)
     _complain(summary)
@@ -268,7 +273,8 @@ def audit(
     if synthetic:
         count = sum(1 for _ in wanted())  # what cannot be damaged is named before the first call
     progress = _progress(count)
-    report = _run(run_audit(rulers, wanted(), attacks=attacks, seed=seed, concurrency=concurrency, progress=progress))
+    work = run_audit(rulers, wanted(), attacks=attacks, seed=seed, concurrency=concurrency, progress=progress)
+    report = _run(work, "an audit keeps nothing but the answers in --cache")
     if as_json:
         _print_json(report_json(report))
     else:
@@ -365,7 +371,7 @@ def _print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _run(work: Coroutine[Any, Any, T]) -> T:
+def _run(work: Coroutine[Any, Any, T], kept: str) -> T:
     """Run `work` to its end. SIGTERM cancels it as Ctrl-C does, so that it ends in order."""
 
     async def supervised() -> T:
@@ -375,7 +381,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         try:
             return await task
         except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+            raise _Interrupted(kept) from None
         finally:
             loop.remove_signal_handler(signal.SIGTERM)
 
@@ -388,7 +394,9 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _fail(_INTERRUPTED_MESSAGE, _INTERRUPTED)
+        _fail("interrupted", _INTERRUPTED)
+    except _Interrupted as end:
+        _fail(f"interrupted; {end}", _INTERRUPTED)
     except _UsageError as error:
         words: str = getattr(error, "format_message", error.__str__)()
         _fail(f"{words.rstrip('.')}; see `art-ruler --help`", 2)
