@@ -129,6 +129,7 @@ class Ruler:
                 raise ConfigError(f"context_tokens names {unknown[0]!r}, but the judges are {sorted(names)}")
         self._rubric, self._passes, self._seed, self._reward = rubric, passes, seed, reward
         self._max_group, self._total_timeout_s = max_group, total_timeout_s
+        self._orders: dict[int, list[list[int]]] = {}
         self._meter = Meter()
         self._asker = Asker(
             budget=Budget(max_cost_usd=max_cost_usd, max_tokens=max_tokens),
@@ -184,10 +185,12 @@ class Ruler:
 
     async def _judge(self, bench: _Bench, transcripts: Sequence[Transcript], meter: Meter) -> None:
         """Make the passes of one judge. Their outcomes are filled as answers come in."""
-        draw = random.Random(f"{self._seed}/orders/{len(transcripts)}")
         is_auto = self._passes == "auto"
         num_passes = AUTO_PASSES if self._passes == "auto" else self._passes
-        shown = orders(len(transcripts), num_passes, draw, in_turn=is_auto)
+        shown = self._orders.get(len(transcripts))  # which member is which is drawn by their hashes, group by group
+        if shown is None:
+            draw = random.Random(f"{self._seed}/orders/{len(transcripts)}")
+            shown = self._orders[len(transcripts)] = orders(len(transcripts), num_passes, draw, in_turn=is_auto)
         bench.outcomes += [PassOutcome() for _ in shown]
         made = 0
         while made < num_passes:

@@ -126,7 +126,6 @@ async def run_pass(
     Raises:
         JudgeUnavailableError, JudgeFormatError: as `Asker.ask`.
     """
-    draw = random.Random(f"{seed}/{plan.key}")
     sizes = chunk_sizes(len(order), plan.group_size)
     chunks = [list(order[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes))]
 
@@ -169,7 +168,9 @@ async def run_pass(
     else:
         return
     anchors = choose_anchors(reference, num_anchors(plan.group_size))
-    draw_places = random.Random(draw.random())
+    if not chunks:
+        return
+    draw_places = random.Random(f"{seed}/{plan.key}/places")
     await together([placed(members) for members in chunks])
 
 

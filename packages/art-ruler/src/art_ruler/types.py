@@ -47,8 +47,9 @@ class Usage:
     `calls` counts requests sent to a judge, `failed_calls` those among them without an answer, and `retries` those
     among them that repeat a failed one. `repairs` counts answers that had to be asked for a second time.
     `cost_usd` is None while no call had a known price; `unpriced_calls` counts answers without one. `fallbacks`
-    counts passes handed to a fall-back judge, `downgrades` calls that failed because the provider refused a JSON schema,
-    JSON mode or a parameter, and were made again without. `stopped_calls` counts calls not made because the budget was spent.
+    counts passes handed to a fall-back judge, `downgrades` calls that failed because the provider refused a JSON
+    schema, JSON mode or a parameter, and were made again without. `stopped_calls` counts calls not made because the
+    budget was spent. `cut_trajectories` counts, for each judge, different trajectories that did not fit whole.
     """
 
     calls: int = 0
