@@ -105,6 +105,20 @@ MALFORMED = {
 }
 
 
+def test_a_number_in_quotes_is_a_number_and_an_explanation_may_be_a_list() -> None:
+    verdict = read_verdict(answer(entry("BCD", "0.8", ["a", "b"]), entry("FGH", " 0 ")), IDS)
+    assert verdict.is_sound
+    assert verdict.scores == {"BCD": 0.8, "FGH": 0.0}
+    assert verdict.explanations["BCD"] == "a\nb"
+
+
+def test_a_score_without_an_id_is_a_verdict_on_one_attempt_only() -> None:
+    for text in ('{"score": 0.8}', 'Well: {"score": "0.8", "explanation": "fine"}'):
+        assert read_verdict(text, ("BCD",)).scores == {"BCD": 0.8}
+        assert read_verdict(text, IDS).scores == {}
+    assert not read_verdict('{"score": 0.8, "id": "FGH"}', ("BCD",)).scores
+
+
 @pytest.mark.parametrize("text", MALFORMED.values(), ids=list(MALFORMED))
 def test_a_malformed_answer_is_refused(text: str) -> None:
     assert not read_verdict(text, IDS).is_sound
@@ -118,7 +132,7 @@ def test_a_malformed_answer_gives_no_score(text: str) -> None:
 @pytest.mark.parametrize(
     "score",
     [
-        '"0.8"', "true", "false", "null", "[0.8]", '{"value": 0.8}', "NaN", "Infinity", "-Infinity", "1e999", "-0.01",
+        '"0.8/1"', '"high"', '""', '"1.5"', '"-0.1"', '"NaN"', '"8e-1"', '"٠.٥"', "true", "false", "null", "[0.8]", '{"value": 0.8}', "NaN", "Infinity", "-Infinity", "1e999", "-0.01",
         "1.0001", "5.0", "100", "9" * 400, "9" * 5000, '"high"', '""',
     ],
 )  # fmt: skip

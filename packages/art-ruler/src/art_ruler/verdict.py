@@ -1,7 +1,8 @@
 """Reads a judge's answer: tolerant of what stands around it, strict about what it says. Pure.
 
-An answer is found and checked, never guessed: no score is taken from text, by position, from a string, or from an
-object inside another one.
+An answer is found and checked, never guessed: no score is taken from text, by position, or from an object inside
+another one. Two other spellings of a verdict are read as such: a number in quotes and, where one attempt was shown,
+`{"score": ...}` alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _REASONING_TAG = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_DECIMAL = re.compile(r"\d{1,3}(?:\.\d+)?", re.ASCII)
 _VERDICT_START = re.compile(r'\{\s*"scores"')
 
 
@@ -44,18 +46,21 @@ def read_verdict(text: str, ids: Sequence[str]) -> ReadVerdict:
     """
     if not text.strip():
         return ReadVerdict(faults=("it is empty",))
-    value = _answer_in(text)
+    value = _answer_in(text, alone=len(ids) == 1)
     return ReadVerdict(faults=(_why_no_json(text),)) if value is None else _checked(value, ids)
 
 
-def _answer_in(text: str) -> dict[str, Any] | None:
+def _answer_in(text: str, *, alone: bool) -> dict[str, Any] | None:
+    def is_verdict(value: Any) -> bool:
+        return isinstance(value, dict) and ("scores" in value or (alone and "score" in value))
+
     try:
         whole = _DECODER.decode(text.strip())
     except (ValueError, RecursionError):
-        found = [value for value in _outside_reasoning(text, _objects_in(text)) if value is None or "scores" in value]
+        found = [value for value in _outside_reasoning(text, _objects_in(text)) if value is None or is_verdict(value)]
         return found[-1] if found and None not in found else None
     # Objects inside it are not answers of their own.
-    return whole if isinstance(whole, dict) and "scores" in whole else None
+    return whole if is_verdict(whole) else None
 
 
 _Found = tuple[int, int, dict[str, Any] | None]
@@ -109,7 +114,7 @@ def _outside_reasoning(text: str, objects: Sequence[_Found]) -> list[dict[str, A
 
 
 def _checked(value: dict[str, Any], ids: Sequence[str]) -> ReadVerdict:
-    entries = value["scores"]
+    entries = value["scores"] if "scores" in value else [{"id": ids[0], **value}]
     if not isinstance(entries, list):
         return ReadVerdict(faults=('"scores" is not a list',))
     faults: list[str] = []
@@ -139,6 +144,8 @@ def _checked(value: dict[str, Any], ids: Sequence[str]) -> ReadVerdict:
 def _score(value: Any) -> float:
     if value is None:
         raise ValueError("is missing")
+    if isinstance(value, str) and _DECIMAL.fullmatch(value.strip()):
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"is a {type(value).__name__}, not a number")
     if not 0 <= value <= 1:  # NaN and infinities are not either
