@@ -78,6 +78,13 @@ def test_a_damaged_line_is_named_with_its_number(tmp_path: Path) -> None:
         store.records("metrics")
 
 
+@pytest.mark.parametrize("line", [b'{"x": "\xff"}', b"5", b"[" * 100_000])
+def test_whatever_a_damaged_line_holds_it_is_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"a": 1}\n' + line + b"\n")
+    with RunStore(tmp_path) as store, pytest.raises(DataError, match=r"metrics\.jsonl:2: "):
+        store.records("metrics")
+
+
 def test_a_commit_is_found_with_its_cursor(tmp_path: Path) -> None:
     with RunStore(tmp_path) as store:
         assert store.latest() is None

@@ -57,8 +57,11 @@ async def _demonstrations(folder: Path) -> list[Any]:
     with Progress(quiet=True) as progress:
         async with open_toolbox(settings, progress.line) as toolbox:
             scenarios = await propose_scenarios(settings, toolbox, progress)
-            model = cast(ServedModel, SimpleNamespace(renderer=load_renderer(folder)))
-            return await demonstration_rows(MemoryStore(), model, toolbox, scenarios[:-1])
+            engine = SimpleNamespace(max_context_tokens=1024)
+            model = cast(ServedModel, SimpleNamespace(renderer=load_renderer(folder), engine=engine))
+            return await demonstration_rows(
+                MemoryStore(), model, toolbox, scenarios[:-1], answer_every=1, say=progress.line
+            )
 
 
 def _teach(folder: Path, rows: list[Any]) -> None:

@@ -154,6 +154,30 @@ def test_eval_of_a_run_without_a_checkpoint_scores_the_untrained_model(
     assert again["success"] == json.loads((unbroken / "report.json").read_text())["baseline"]["success"]
 
 
+def test_a_run_that_lost_attempts_of_an_evaluation_is_not_gone_on_with(
+    unbroken: Path, tiny_clerk: Path, tmp_path: Path, art_mcp: ArtMcp
+) -> None:
+    torn = tmp_path / "torn"
+    shutil.copytree(unbroken, torn)
+    (torn / "report.json").unlink()
+    kept = (torn / "trajectories.jsonl").read_text().split("\n")[2:]
+    (torn / "trajectories.jsonl").write_text("\n".join(kept))
+    again = art_mcp(*train_arguments(tiny_clerk, torn))
+    assert again.returncode == 1
+    assert "no longer holds 2 attempts of the baseline evaluation" in again.stderr
+    assert "Traceback" not in again.stderr
+
+
+def test_a_damaged_report_is_named(unbroken: Path, tiny_clerk: Path, tmp_path: Path, art_mcp: ArtMcp) -> None:
+    torn = tmp_path / "torn"
+    shutil.copytree(unbroken, torn)
+    (torn / "report.json").write_text("{}")
+    again = art_mcp(*train_arguments(tiny_clerk, torn))
+    assert again.returncode == 1
+    assert "report.json is damaged" in again.stderr
+    assert again.stderr.count("\n") == 1
+
+
 def count_of(out: Path, name: str) -> int:
     return len(lines(out / f"{name}.jsonl")) if (out / f"{name}.jsonl").exists() else 0
 

@@ -11,7 +11,7 @@ from art_core.storage import RunStore
 from art_core.types import Trajectory
 from art_core.weights.source import ModelSource
 from art_mcp.runfolder import RunFolder
-from art_mcp.settings import RunSettings
+from art_mcp.settings import RunSettings, output_folder
 
 
 def model(sha256: str) -> ModelSource:
@@ -57,3 +57,19 @@ def test_a_folder_with_somebody_elses_files_is_left_alone(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"thesis\.tex"):
         RunFolder(tmp_path).claim(RunSettings(server="calc"))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"seed": 2**63}, {"learning_rate": float("inf")}, {"warmup_learning_rate": float("nan")}, {"server": "a\udcff"}],
+)
+def test_settings_that_no_run_can_have_are_refused(changed: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        RunSettings.model_validate({"server": "calc", **changed})
+
+
+@pytest.mark.parametrize("server", ["uvx ..", "run .", "..."])
+def test_the_folder_of_a_run_is_named_after_something(server: str) -> None:
+    folder = output_folder(None, server)
+    assert folder.parent == Path("runs")
+    assert folder.name.strip(".")

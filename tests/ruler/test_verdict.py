@@ -132,7 +132,8 @@ def test_a_malformed_answer_gives_no_score(text: str) -> None:
 @pytest.mark.parametrize(
     "score",
     [
-        '"0.8/1"', '"high"', '""', '"1.5"', '"-0.1"', '"NaN"', '"8e-1"', '"٠.٥"', "true", "false", "null", "[0.8]", '{"value": 0.8}', "NaN", "Infinity", "-Infinity", "1e999", "-0.01",
+        '"0.8/1"', '"1.5"', '"-0.1"', '"NaN"', '"8e-1"', '"٠.٥"',
+        "true", "false", "null", "[0.8]", '{"value": 0.8}', "NaN", "Infinity", "-Infinity", "1e999", "-0.01",
         "1.0001", "5.0", "100", "9" * 400, "9" * 5000, '"high"', '""',
     ],
 )  # fmt: skip

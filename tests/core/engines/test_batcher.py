@@ -221,3 +221,13 @@ def _one_and_four_rows() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     rows, keys = torch.randn(3, 4, 64, generator=generator), torch.randn(3, 64, 128, generator=generator)
     return torch.bmm(rows[:, :1], keys), torch.bmm(rows, keys)[:, :1]
+
+
+def test_freed_slots_change_nothing_but_memory(served: ServedModel, alone: list[Result]) -> None:
+    store = served.new_store()
+    batcher = Batcher(served.model, store, PrefixCache(1 << 26), device=served.device, max_running=32)
+    before = run(batcher, *(family(index) for index in range(6)))
+    assert store.keys[0].numel() > 0
+    batcher.free_slots()
+    assert store.keys[0].numel() == store.values[-1].numel() == 0
+    assert run(batcher, *(family(index) for index in range(6))) == before == alone[:6]

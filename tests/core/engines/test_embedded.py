@@ -505,3 +505,29 @@ async def test_sixty_four_mixed_requests_agree_with_a_plain_forward_pass(model_f
         assert engine.num_active == 0
     finally:
         await engine.aclose()
+
+
+async def test_an_engine_at_rest_frees_the_memory_of_its_requests_once(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[Batcher] = []
+    free_slots = Batcher.free_slots
+
+    def counted(batcher: Batcher) -> None:
+        freed.append(batcher)
+        free_slots(batcher)
+
+    monkeypatch.setattr(worker_module, "_REST_S", 0.05)
+    monkeypatch.setattr(Batcher, "free_slots", counted)
+    engine = open_engine(model_folder)
+    try:
+        await asyncio.sleep(0.3)
+        for _ in range(2):
+            before = len(freed)
+            await complete(engine, [1, 2, 3], Sampling(max_tokens=4, seed=0))
+            await asyncio.sleep(0.3)
+            assert len(freed) == before + 1
+            await asyncio.sleep(0.3)
+            assert len(freed) == before + 1
+    finally:
+        await engine.aclose()

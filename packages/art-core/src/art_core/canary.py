@@ -44,6 +44,8 @@ class WeightSyncCanary:
         async for chunk in engine.stream(self.prompt_ids, sampling):
             ids += chunk.token_ids
             served += chunk.logprobs
+        if not ids:
+            raise WeightSyncError("the engine answered the probe with no token; wanted one at least, to compare it")
         wanted = await trainer.logprobs([*self.prompt_ids, *ids], num_completion=len(ids))
         errors = [abs(a - b) for a, b in zip(served, wanted, strict=True)]
         worst = max(range(len(errors)), key=errors.__getitem__)

@@ -81,13 +81,16 @@ class RunStore:
         if not path.exists():
             return []
         with _explained(path, "read"):
-            lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+            lines = path.read_bytes().split(b"\n")[:-1]
         records = []
         for number, line in enumerate(lines, start=1):
             try:
-                records.append(json.loads(line))
-            except ValueError as error:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}:{number}: not a JSON record ({error}); remove the line to go on") from error
+            if not isinstance(record, dict):
+                raise DataError(f"{path}:{number}: a JSON {type(record).__name__}, not a record; remove it to go on")
+            records.append(record)
         return records
 
     def commit(self, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:

@@ -73,7 +73,7 @@ class Arena:
         tally = _Tally()
         for index, job in enumerate(jobs):
             known = self.earned.get(job.id)
-            usable = known is not None and {e.policy_version for e in known.exchanges} == {version}
+            usable = known is not None and known.metadata.get("policy_version") == version
             results.append(known if usable else None)
             if known is not None and usable:
                 self._count(tally, known)
@@ -87,12 +87,12 @@ class Arena:
         recorded: dict[str, list[Exchange]] = {}
 
         def failed(index: int, error: RolloutError) -> Trajectory:
-            trajectory = _trajectory(jobs[fresh[index]], error=error)
+            trajectory = _trajectory(jobs[fresh[index]], version, error=error)
             trajectory.exchanges = recorded.pop(trajectory.id, [])
             return trajectory
 
         made = await gather_rollouts(
-            [self._rollout(jobs[index], recorded) for index in fresh],
+            [self._rollout(jobs[index], version, recorded) for index in fresh],
             max_concurrency=self.max_concurrency,
             failed=failed,
             fatal=lambda error: not isinstance(error, InfrastructureError) or isinstance(error, ServerStartError),
@@ -109,7 +109,9 @@ class Arena:
             )
         return done
 
-    def _rollout(self, job: Job, recorded: dict[str, list[Exchange]]) -> Callable[[], Awaitable[Trajectory]]:
+    def _rollout(
+        self, job: Job, version: int, recorded: dict[str, list[Exchange]]
+    ) -> Callable[[], Awaitable[Trajectory]]:
         """The attempt at `job`. What the server recorded of one that fails is left in `recorded`."""
 
         async def run() -> Trajectory:
@@ -139,7 +141,7 @@ class Arena:
             finally:
                 recorded[job.id] = server.close_trajectory(job.id)
             verdict = verify(scenario, self.toolbox.tools, outcome.calls, outcome.answer)
-            trajectory = _trajectory(job)
+            trajectory = _trajectory(job, version)
             trajectory.exchanges = recorded.pop(job.id)
             trajectory.reward = verdict.reward
             trajectory.metrics = {
@@ -190,10 +192,16 @@ class _Tally:
         return figures
 
 
-def _trajectory(job: Job, *, error: RolloutError | None = None) -> Trajectory:
+def _trajectory(job: Job, policy_version: int, *, error: RolloutError | None = None) -> Trajectory:
     return Trajectory(
         id=job.id,
         scenario_id=job.scenario.id,
-        metadata={"phase": job.phase, "step": job.step, "member": job.member, "tool": job.scenario.tool},
+        metadata={
+            "phase": job.phase,
+            "step": job.step,
+            "member": job.member,
+            "tool": job.scenario.tool,
+            "policy_version": policy_version,
+        },
         error=error,
     )

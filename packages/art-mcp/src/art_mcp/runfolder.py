@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from art_core.errors import ConfigError, DataError
 from art_core.protocols import Store
 from art_core.types import Trajectory
@@ -20,6 +18,7 @@ from art_core.weights.source import ModelSource
 from art_mcp.files import write_atomically
 from art_mcp.progress import Progress
 from art_mcp.proposer import propose
+from art_mcp.report import summary_table
 from art_mcp.rollout import SYSTEM_PROMPT
 from art_mcp.scenarios import Scenario, read_scenarios, write_scenarios
 from art_mcp.settings import RunSettings
@@ -42,7 +41,13 @@ class RunFolder:
         path = self.path / "report.json"
         if not path.exists():
             return None
-        report: dict[str, Any] = json.loads(path.read_text())
+        try:
+            report: dict[str, Any] = json.loads(path.read_text())
+            summary_table(report)
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path} is damaged ({type(error).__name__}); remove it and run the same command again"
+            ) from error
         return report
 
     def settings(self) -> RunSettings:
@@ -58,7 +63,7 @@ class RunFolder:
             raise DataError(
                 f"{self.path} holds no run (no run.json); give the --out folder of `art-mcp train`"
             ) from error
-        except (ValueError, KeyError, ValidationError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path} is not readable ({type(error).__name__}); start a new run in another folder"
             ) from error

@@ -27,7 +27,7 @@ class Scenario(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: str = Field(min_length=1)
+    id: str = Field(min_length=1, pattern=r"^[^\x00-\x1f\x7f]*$")
     split: Split
     tool: str = Field(min_length=1)
     arguments: dict[str, JsonValue]
@@ -118,7 +118,7 @@ def read_scenarios(path: Path) -> list[Scenario]:
 def _parse(place: str, line: str) -> Scenario:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not valid JSON ({error}); wanted one scenario object per line") from error
     if not isinstance(record, dict):
         raise DataError(f"{place}: a JSON {type(record).__name__}; wanted one scenario object per line")

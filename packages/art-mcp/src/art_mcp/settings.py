@@ -13,11 +13,11 @@ from art_core.errors import ConfigError
 class RunSettings(BaseModel):
     """Settings of `art-mcp train`. Two runs with equal settings on equal machines do the same."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     server: str
     model: str = "smollm2-135m"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
     allow_tools: tuple[str, ...] = ()
     deny_tools: tuple[str, ...] = ()
@@ -56,6 +56,9 @@ class RunSettings(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for name, text in (("server", self.server), ("model", self.model), ("scenarios", self.scenarios or "")):
+            if not text.isprintable() and any("\ud800" <= character <= "\udfff" for character in text):
+                raise ConfigError(f"{name} {text!r} holds bytes that are not UTF-8 text; rename what it names")
         both = set(self.allow_tools) & set(self.deny_tools)
         if both:
             raise ConfigError(f"tool {sorted(both)[0]!r} is both allowed and denied; name it in one option only")
@@ -72,4 +75,5 @@ def output_folder(out: Path | None, server: str) -> Path:
     if out is not None:
         return out
     words = [Path(word).stem for word in server.split() if not word.startswith("-")]
-    return Path("runs") / (words[-1] if words else "run")
+    names = [word for word in words if word.strip(".")]  # "." and ".." would lead elsewhere
+    return Path("runs") / (names[-1] if names else "run")

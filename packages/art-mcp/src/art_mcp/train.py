@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.canary import WeightSyncCanary
+from art_core.errors import DataError, StorageError
 from art_core.loop import score, train_step, training_rows
 from art_core.protocols import Trainer
 from art_core.registry import open_trainer
@@ -29,7 +30,7 @@ from art_mcp.scenarios import Scenario
 from art_mcp.settings import RunSettings
 from art_mcp.stack import ServedModel, Toolbox, open_model, open_toolbox
 from art_mcp.stats import success_rate
-from art_mcp.warmup import agent_limits, demonstration_rows, warmup_batches
+from art_mcp.warmup import agent_limits, demonstrated, demonstration_rows, warmup_batches
 
 _TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}
 """Largest logprob difference (nats) between engine and trainer that number formats explain: they add up the same
@@ -75,11 +76,22 @@ class _Run:
     cursor: dict[str, Any]
     elapsed_before_s: float
     started: float
+    attempted: set[str]
+    """Rollouts that earlier processes made or tried to make."""
     warmed_up: bool = False
     told: Counter[str] = field(default_factory=Counter)
     """What of the server pool's counts stands in the log."""
 
     async def execute(self) -> Report:
+        """The whole run, from wherever it stands."""
+        try:
+            return await self._phases()
+        except BaseException:
+            with contextlib.suppress(StorageError):
+                self._tick("stopped")
+            raise
+
+    async def _phases(self) -> Report:
         settings, progress = self.settings, self.progress
         progress.plan(self._units_left())
         baseline = await self._evaluate("baseline", at=lambda: self.cursor["phase"] == "baseline")
@@ -126,6 +138,12 @@ class _Run:
             Job(phase, 0, scenario, member) for member in range(self.settings.samples) for scenario in self.held_out
         ]
         if not at():
+            lost = [job.id for job in jobs if job.id not in self.attempted]
+            if lost:
+                raise DataError(
+                    f"{self.folder.path / 'trajectories.jsonl'} no longer holds {len(lost)} attempts of the {phase} "
+                    f"evaluation ({lost[0]}, ...); restore it, or start a new run in another folder"
+                )
             return [self.arena.earned[job.id] for job in jobs if job.id in self.arena.earned]
         trajectories = await self.arena.run(jobs)
         self._tick(phase)
@@ -133,9 +151,13 @@ class _Run:
 
     async def _warm_up(self) -> None:
         settings = self.settings
-        scenarios = self.train_set[: settings.warmup_demos]
         rows = await demonstration_rows(
-            self.store, self.model, self.toolbox, scenarios, answer_every=settings.warmup_answer_every
+            self.store,
+            self.model,
+            self.toolbox,
+            demonstrated(self.train_set, settings.warmup_demos),
+            answer_every=settings.warmup_answer_every,
+            say=self.progress.line,
         )
         batches = warmup_batches(rows, size=settings.warmup_batch, epochs=settings.warmup_epochs, seed=settings.seed)
         objective = Objective(loss="sft", learning_rate=settings.warmup_learning_rate)
@@ -178,12 +200,14 @@ class _Run:
         cursor = {"phase": "train", "done": step}
         metrics = await self._optimise(rows, self._objective(), cursor, extra=summary)
         self.progress.advance(units=len(jobs) * _TRAINING_UNITS, items=0)
-        skipped = " · skipped: no group had a signal" if metrics["step/skipped"] else ""
+        too_small = int(counters["groups/too_small"])
+        notes = [f"{too_small} groups with fewer than two scored attempts"] if too_small else []
+        notes += ["skipped: nothing to learn from"] if metrics["step/skipped"] else []
         self.progress.line(
             f"step {step}/{settings.steps}: reward {summary['reward']:.2f} · success {summary['success']:.2f} · "
             f"{int(counters['groups/without_signal'])} of {len(groups)} groups without signal · "
             f"rollouts {rollout_s:.0f} s at {summary['rollout/tokens_per_s']:.0f} tokens/s · "
-            f"training {metrics.get('time/train_s', 0.0):.0f} s{skipped}"
+            + " · ".join([f"training {metrics.get('time/train_s', 0.0):.0f} s", *notes])
         )
 
     async def _optimise(
@@ -220,7 +244,8 @@ class _Run:
         Those that were demonstrated are left out where enough others remain: what is known by heart shows no difference
         between attempts, and so teaches nothing.
         """
-        fresh = self.train_set[self.settings.warmup_demos :] if self.warmed_up else self.train_set
+        known = {s.id for s in demonstrated(self.train_set, self.settings.warmup_demos)} if self.warmed_up else set()
+        fresh = [scenario for scenario in self.train_set if scenario.id not in known]
         pool = fresh if len(fresh) >= self.settings.groups_per_step else self.train_set
         records = [r for r in self.store.records("metrics") if r["phase"] == "train" and r["done"] < step]
         earlier = [record["metrics"] for record in records]
@@ -260,6 +285,7 @@ class _Run:
         covered = {scenario.tool for scenario in (*self.train_set, *self.held_out)}
         return {
             **count_outcomes(*(self.store.records(kind) for kind in ("trajectories", "metrics", "events"))),
+            "demonstrations_shortened": sum(record["shortened"] for record in self.store.records("demonstrations")),
             "tools_without_scenarios": sum(name not in covered for name in self.toolbox.tools),
             "scenarios_missing": max(0, wanted - len(self.train_set) - len(self.held_out)),
         }
@@ -299,6 +325,7 @@ async def _open_run(
         latest = store.latest()
         if latest is not None:
             cursor = await _resume(latest, store, trainer, model, progress)
+        cursor = _past_skipped_steps(cursor, store, trainer.step_count)
         train_set = [scenario for scenario in scenarios if scenario.split == "train"]
         held_out = [scenario for scenario in scenarios if scenario.split == "held_out"]
         earned = folder.trajectories(store)
@@ -338,6 +365,7 @@ async def _open_run(
             cursor=cursor,
             elapsed_before_s=max((event["elapsed_s"] for event in events), default=0.0),
             started=started,
+            attempted={trajectory.id for trajectory in earned},
         )
     finally:
         await trainer.aclose()
@@ -353,6 +381,15 @@ async def _resume(
     cursor: dict[str, Any] = {key: stored[key] for key in ("phase", "done", "of") if key in stored}
     _log_step(store, cursor, latest.step, {**stored["extra"], **stored["metrics"], "step/skipped": 0.0})
     progress.line(f"continuing from checkpoint {latest.path}")
+    return cursor
+
+
+def _past_skipped_steps(cursor: dict[str, Any], store: RunStore, policy_version: int) -> dict[str, Any]:
+    """`cursor`, or behind the steps after it that were made and changed nothing: they left no checkpoint."""
+    for record in store.records("metrics"):
+        next_step = cursor["done"] + 1 if cursor["phase"] == "train" else 1
+        if (record["phase"], record["done"], record["policy_version"]) == ("train", next_step, policy_version):
+            cursor = {"phase": "train", "done": next_step}
     return cursor
 
 

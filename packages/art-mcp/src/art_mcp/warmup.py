@@ -6,14 +6,17 @@ A group that never succeeds teaches nothing. A few demonstrations make success p
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from art_core.errors import DataError, InfrastructureError
+from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.protocols import Store
 from art_core.samples import demonstration as supervised_row
 from art_core.types import ChatMessage, TokenSample
@@ -22,21 +25,34 @@ from art_mcp.results import parse_json
 from art_mcp.rollout import SYSTEM_PROMPT, AgentLimits
 from art_mcp.scenarios import Scenario
 from art_mcp.settings import RunSettings
-from art_mcp.stack import ServedModel, Toolbox
+from art_mcp.stack import Say, ServedModel, Toolbox
 from art_mcp.types import ToolResult
 from art_mcp.verify import demonstration
 
 _CALL_ID = "call_reference"
 
 
+def demonstrated(scenarios: Sequence[Scenario], count: int) -> list[Scenario]:
+    """The `count` scenarios to demonstrate: of each tool in turn, in their order."""
+    by_tool: dict[str, list[Scenario]] = {}
+    for scenario in scenarios:
+        by_tool.setdefault(scenario.tool, []).append(scenario)
+    rounds = itertools.zip_longest(*by_tool.values())
+    return [scenario for each in rounds for scenario in each if scenario is not None][:count]
+
+
 async def demonstration_rows(
-    store: Store, model: ServedModel, toolbox: Toolbox, scenarios: Sequence[Scenario], *, answer_every: int = 1
+    store: Store, model: ServedModel, toolbox: Toolbox, scenarios: Sequence[Scenario], *, answer_every: int, say: Say
 ) -> list[TokenSample]:
     """One row per scenario: task, reference call, the server's real result, and an answer that carries its facts.
 
     The call is what takes most demonstrations to learn, the result most of the tokens to compute. So of each tool only
-    every `answer_every`-th row, from the first on, has result and answer; the others end with the call. The rows are
-    stored when they are first made, so that an interrupted warm-up goes on with the same ones.
+    every `answer_every`-th row, from the first on, has result and answer; the others end with the call. So does, with a
+    word to the user, a row whose result does not fit the context or cannot be had; where the call does not fit either,
+    there is no row. The rows are stored when they are first made, so that an interrupted warm-up goes on with the same.
+
+    Raises:
+        DataError: no row fits the context.
     """
     stored = {record["trajectory_id"]: record for record in store.records("demonstrations")}
     rows = []
@@ -46,62 +62,96 @@ async def demonstration_rows(
         num_of[scenario.tool] += 1
         record = stored.get(f"demo-{scenario.id}")
         if record is None:
-            row = (
-                await _demonstrate(scenario, model, toolbox)
-                if answered
-                else _demonstrate_call(scenario, model, toolbox)
-            )
-            store.append(
-                "demonstrations",
-                {"trajectory_id": row.trajectory_id, "token_ids": list(row.token_ids), "trained": list(row.trained)},
-            )
-        else:
-            row = _row(record["trajectory_id"], record["token_ids"], record["trained"])
-        rows.append(row)
+            record = await _demonstration(scenario, model, toolbox, answered=answered, say=say)
+            store.append("demonstrations", record)
+        if record["token_ids"]:
+            segments = (((token,), flag) for token, flag in zip(record["token_ids"], record["trained"], strict=True))
+            rows.append(supervised_row(record["trajectory_id"], segments))
+    if not rows:
+        raise DataError(
+            f"none of the {len(scenarios)} demonstrations fits into {model.engine.max_context_tokens} tokens; "
+            "raise --max-context, or leave the warm-up out with --warmup off"
+        )
     return rows
 
 
-async def _demonstrate(scenario: Scenario, model: ServedModel, toolbox: Toolbox) -> TokenSample:
+async def _demonstration(
+    scenario: Scenario, model: ServedModel, toolbox: Toolbox, *, answered: bool, say: Say
+) -> dict[str, Any]:
+    """A record for the store; `shortened` tells that it holds less than was to be shown."""
+    limit = model.engine.max_context_tokens
+    problem = ""
+    if answered:
+        try:
+            messages = await _with_answer(scenario, toolbox)
+            rendered = model.renderer.render(messages, tools=toolbox.specs)
+            if len(rendered.token_ids) <= limit:
+                return _record(scenario, rendered.token_ids, rendered.sampled_mask, shortened=False)
+            problem = f"with the result it has {len(rendered.token_ids)} tokens, the context {limit}"
+        except (InfrastructureError, DataError) as error:
+            problem = str(error)
+        say(f"the demonstration of {scenario.id} ends with the call: {problem}")
+    rendered = model.renderer.render(_reference_call(_in_some_workdir(scenario, toolbox)), tools=toolbox.specs)
+    if len(rendered.token_ids) > limit:
+        say(f"no demonstration of {scenario.id}: the call takes {len(rendered.token_ids)} tokens, the context {limit}")
+        return _record(scenario, [], [], shortened=True)
+    return _record(scenario, rendered.token_ids, rendered.sampled_mask, shortened=bool(problem))
+
+
+def _record(
+    scenario: Scenario, token_ids: Sequence[int], trained: Sequence[bool], *, shortened: bool
+) -> dict[str, Any]:
+    return {
+        "trajectory_id": f"demo-{scenario.id}",
+        "token_ids": list(token_ids),
+        "trained": list(trained),
+        "shortened": shortened,
+    }
+
+
+async def _with_answer(scenario: Scenario, toolbox: Toolbox) -> list[ChatMessage]:
+    """The conversation of a perfect agent, with the result that the server gives now."""
     async with toolbox.caller() as caller:
         scenario = scenario.in_workdir(caller.workdir)
         result = await caller.call(scenario.tool, scenario.arguments)
     if result.is_error:
-        raise InfrastructureError(
-            f"the reference call of scenario {scenario.id!r} fails now, though it worked when it was proposed: "
-            f"{result.text[:200]}; remove the scenario from scenarios.jsonl and start a new run"
-        )
-    messages = [
+        raise InfrastructureError(f"its reference call, which worked before, now fails with {result.text[:200]!r}")
+    return [
         *_reference_call(scenario),
         {"role": "tool", "tool_call_id": _CALL_ID, "content": result.text},
         {"role": "assistant", "content": demonstration(scenario, result)},
     ]
-    rendered = model.renderer.render(messages, tools=toolbox.specs)
-    return _row(f"demo-{scenario.id}", rendered.token_ids, rendered.sampled_mask)
 
 
-def _demonstrate_call(scenario: Scenario, model: ServedModel, toolbox: Toolbox) -> TokenSample:
-    rendered = model.renderer.render(_reference_call(_in_some_workdir(scenario)), tools=toolbox.specs)
-    return _row(f"demo-{scenario.id}", rendered.token_ids, rendered.sampled_mask)
-
-
-def _in_some_workdir(scenario: Scenario) -> Scenario:
+def _in_some_workdir(scenario: Scenario, toolbox: Toolbox) -> Scenario:
     """The scenario as it may read in a rollout, each in a folder of another name, where no server runs to make one."""
+    if not toolbox.command.uses_workdir:
+        return scenario
     name = WORKDIR_PREFIX + hashlib.sha256(scenario.id.encode()).hexdigest()[:8]
     return scenario.in_workdir(Path(tempfile.gettempdir()) / name)
 
 
-def longest_reference_turn(scenarios: Sequence[Scenario], model: ServedModel, toolbox: Toolbox) -> int:
-    """Tokens of the longest turn of a perfect agent: the reference call, or the answer to its recorded result."""
-    longest = 0
+@dataclass(frozen=True)
+class _Lengths:
+    """Tokens, of the scenario that has most: of the prompt, and of a turn of a perfect agent (call or answer)."""
+
+    prompt: int
+    turn: int
+
+
+def _reference_lengths(scenarios: Sequence[Scenario], model: ServedModel, toolbox: Toolbox) -> _Lengths:
+    prompt = turn = 0
     for scenario in scenarios:
-        filled = _in_some_workdir(scenario)
+        filled = _in_some_workdir(scenario, toolbox)
         call = model.renderer.render(_reference_call(filled), tools=toolbox.specs)
-        longest = max(longest, sum(call.sampled_mask))
+        num_sampled = sum(call.sampled_mask)
+        prompt = max(prompt, len(call.token_ids) - num_sampled)
+        turn = max(turn, num_sampled)
         answer = _reference_answer(filled)
         if answer is not None:
-            turn = model.renderer.render([{"role": "user", "content": ""}, {"role": "assistant", "content": answer}])
-            longest = max(longest, sum(turn.sampled_mask))
-    return longest
+            said = model.renderer.render([{"role": "user", "content": ""}, {"role": "assistant", "content": answer}])
+            turn = max(turn, sum(said.sampled_mask))
+    return _Lengths(prompt, turn)
 
 
 def _reference_answer(scenario: Scenario) -> str | None:
@@ -128,20 +178,25 @@ def _reference_call(scenario: Scenario) -> list[ChatMessage]:
     ]
 
 
-def _row(trajectory_id: str, token_ids: Sequence[int], trained: Sequence[bool]) -> TokenSample:
-    return supervised_row(trajectory_id, (((token,), flag) for token, flag in zip(token_ids, trained, strict=True)))
-
-
 def agent_limits(
     settings: RunSettings, scenarios: Sequence[Scenario], model: ServedModel, toolbox: Toolbox
 ) -> AgentLimits:
     """The bounds of an attempt. Completions may be a tenth longer than the longest reference turn, unless it was said.
 
     What an untrained model rambles on beyond that costs time and earns nothing.
+
+    Raises:
+        ConfigError: the context does not hold the tools, a task and a completion.
     """
+    lengths = _reference_lengths(scenarios, model, toolbox)
     max_tokens = settings.max_tokens
     if max_tokens is None:
-        max_tokens = round(1.1 * longest_reference_turn(scenarios, model, toolbox)) + 4
+        max_tokens = round(1.1 * lengths.turn) + 4
+    if lengths.prompt + max_tokens > model.engine.max_context_tokens:
+        raise ConfigError(
+            f"the tools and a task take up to {lengths.prompt} tokens and a completion {max_tokens}, but the context "
+            f"holds {model.engine.max_context_tokens}; raise --max-context, or leave tools out with --deny-tool"
+        )
     return AgentLimits(max_turns=settings.max_turns, max_tokens=max_tokens)
 
 

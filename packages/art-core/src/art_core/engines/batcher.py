@@ -123,6 +123,11 @@ class Batcher:
         self.cache.clear()
         self._store.clear()
 
+    def free_slots(self) -> None:
+        """Free the memory for running requests, which must be none. Later ones get new memory, and the same results."""
+        assert self.idle
+        self._store.clear()
+
     @torch.inference_mode()
     def step(self) -> list[Sampled]:
         """Admit what fits, compute one pass and draw the tokens that are due."""

@@ -24,9 +24,8 @@ class FewRowsLinear(nn.Linear):
 def use_few_rows_products(model: nn.Module) -> None:
     """Let the layers of `model` that can be compute as `FewRowsLinear`; their weights stay where they are."""
     for module in model.modules():
-        if not isinstance(module, nn.Linear) or getattr(module, "bias", None) is not None:
-            continue
-        if module.weight.device.type == "cpu" and module.weight.dtype == torch.float32:
+        plain = type(module) is nn.Linear and getattr(module, "bias", None) is None  # a subclass computes its own
+        if plain and module.weight.device.type == "cpu" and module.weight.dtype == torch.float32:
             module.__class__ = FewRowsLinear
 
 

@@ -20,12 +20,15 @@ from art_core.engines.invariance import attention_rows_agree, linear_rows_agree,
 from art_core.engines.products import use_few_rows_products, use_plain_products
 from art_core.engines.served import ModelFacts, ServedModel
 from art_core.errors import ArtError, EngineClosedError
+from art_core.memory import return_free_memory
 from art_core.types import Checkpoint, TokenChunk
 
 if TYPE_CHECKING:
     from art_core.engines.embedded import EmbeddedEngineConfig
 
 _log = logging.getLogger(__name__)
+_REST_S = 1.0
+"""After so long without requests the memory for them is freed: a trainer in the same process can use it meanwhile."""
 Arrival = TokenChunk | EngineClosedError
 
 
@@ -184,8 +187,12 @@ class Worker:
     def _next(self, batcher: Batcher) -> _Load | None:
         """Wait for work, bring `batcher` up to date and return the load that is due, if any."""
         with self._changed:
+            resting = False
             while not (self._closing or self._cancelled or self._inbox) and batcher.idle:
-                self._changed.wait()
+                if not self._changed.wait(None if resting else _REST_S) and not resting:
+                    batcher.free_slots()
+                    return_free_memory()
+                    resting = True
             for request in self._cancelled:
                 batcher.cancel(request)
                 if request in self._inbox:
