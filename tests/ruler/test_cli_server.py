@@ -75,7 +75,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def wait_for(condition: Any, what: str, timeout_s: float = 60.0) -> None:
+def wait_for(condition: Any, what: str, timeout_s: float = 180.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"waited {timeout_s} s for {what}"
@@ -122,7 +122,7 @@ def test_groups_are_written_as_they_are_scored_and_a_stopped_run_goes_on(tmp_pat
             assert process.poll() is None
             assert [line["ruler"]["line"] for line in lines_of(out)] == [1, 2]
             process.send_signal(how)
-            stdout, stderr = process.communicate(timeout=30)
+            stdout, stderr = process.communicate(timeout=120)
         finally:
             process.kill()
             release.set()
@@ -217,7 +217,7 @@ def test_an_interrupted_audit_ends_with_one_line(tmp_path: Path) -> None:
         try:
             wait_for(lambda: server.requests, "a request")
             process.send_signal(signal.SIGINT)
-            stdout, stderr = process.communicate(timeout=30)
+            stdout, stderr = process.communicate(timeout=120)
         finally:
             process.kill()
             release.set()
