@@ -4,7 +4,7 @@
 
 The ideal wall time is `latency × ceil(groups / concurrency)`: the judge answers all calls in flight at once. With
 `--server` the judge is a server on loopback, asked through litellm; else it answers in this process. The last line is
-`ratio NAME VALUE`, the wall time over the ideal one.
+`ratio NAME VALUE`, the ideal wall time over ours: 1 is ideal.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def main() -> None:
     print(f"wall {figures.wall_s:.2f} s, ideal {ideal:.2f} s, {options.groups / figures.wall_s:.0f} groups/s")
     print(f"processor {figures.processor_s:.2f} s, {figures.processor_s / options.groups * 1e3:.2f} ms per group")
     print(f"peak memory grew by {figures.grown_bytes / 1e6:.1f} MB while judging {options.groups} groups")
-    print(f"ratio {'ruler_throughput_server' if options.server else 'ruler_throughput'} {figures.wall_s / ideal:.3f}")
+    print(f"ratio {'ruler_throughput_server' if options.server else 'ruler_throughput'} {ideal / figures.wall_s:.3f}")
 
 
 class SleepingJudge:

@@ -42,10 +42,10 @@ def test_consensus_of_three_beats_a_single_pass() -> None:
 def test_throughput_is_measured() -> None:
     lines = run("benchmarks/ruler_throughput.py", "--groups", "64", "--concurrency", "16", "--latency", "0.2")
     # Four rounds of 0.2 s; the bound is wide, for machines that do something else as well.
-    assert 1.0 <= ratio(lines, "ruler_throughput") < 3.0
+    assert 0.0 < ratio(lines, "ruler_throughput") <= 1.0
 
 
 @pytest.mark.slow
 def test_throughput_through_litellm_is_measured() -> None:
     lines = run("benchmarks/ruler_throughput.py", "--groups", "64", "--concurrency", "16", "--server")
-    assert ratio(lines, "ruler_throughput_server") > 1.0
+    assert 0.0 < ratio(lines, "ruler_throughput_server") <= 1.0
