@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 COMMAND = Path(sys.executable).parent / "art-ruler"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 TASK = {"role": "user", "content": "When does the train leave?"}

@@ -4,7 +4,7 @@ import random
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from art_ruler.consensus import (
@@ -113,6 +113,8 @@ def test_without_a_shared_member_there_is_no_scale() -> None:
     assert on_scale({2: 0.5}, {0: 0.4}) == {}
 
 
+@example({0: 0.0, 1: 0.0, 2: 5e-324, 3: 0.5}, {0: 0.0, 1: 0.0, 2: 0.75})
+@example({0: 0.0, 1: 5e-324, 2: 0.0}, {0: 0.0, 1: 1.0, 2: 0.5})
 @given(st.dictionaries(st.integers(0, 9), unit, min_size=1), st.dictionaries(st.integers(0, 3), unit, min_size=1))
 def test_a_scaled_chunk_keeps_its_order_and_its_range(chunk: dict[int, float], reference: dict[int, float]) -> None:
     scaled = on_scale(chunk, reference)

@@ -20,6 +20,8 @@ from art_core.weights import fetch, smollm2
 from art_core.weights.fetch import FetchError, fetch_package
 from art_core.weights.source import ModelSource, content_hash, default_cache, resolve_model
 
+pytestmark = pytest.mark.slow
+
 # A folder that the user names
 
 

@@ -103,6 +103,10 @@ def choose_anchors(scores: Scores, count: int) -> list[int]:
     return [by_score[0], by_score[-1]]
 
 
+_TINY = 1e-9
+"""Scores closer than this are one point of a scale: a line between them would be steeper than floats can follow."""
+
+
 def on_scale(chunk: Scores, reference: Scores) -> dict[int, float]:
     """The scores of `chunk` on the scale of `reference`, by the members both have; empty where they share none.
 
@@ -118,16 +122,16 @@ def on_scale(chunk: Scores, reference: Scores) -> dict[int, float]:
         while len(pools) > 1 and not _precedes(pools[-2], pools[-1]):
             pools[-2:] = [pools[-2] + pools[-1]]
     points = [_middle(pool) for pool in pools]
-    if points[0][0] > 0:
+    if points[0][0] > _TINY:
         points.insert(0, (0.0, 0.0))
-    if points[-1][0] < 1:
+    if points[-1][0] < 1 - _TINY:
         points.append((1.0, 1.0))
     return {member: _interpolated(score, points) for member, score in chunk.items()}
 
 
 def _precedes(first: list[tuple[float, float]], second: list[tuple[float, float]]) -> bool:
     (x1, y1), (x2, y2) = _middle(first), _middle(second)
-    return x1 < x2 and y1 <= y2
+    return x2 - x1 > _TINY and y1 <= y2
 
 
 def _middle(pool: list[tuple[float, float]]) -> tuple[float, float]:
@@ -137,7 +141,7 @@ def _middle(pool: list[tuple[float, float]]) -> tuple[float, float]:
 def _interpolated(x: float, points: Sequence[tuple[float, float]]) -> float:
     for (x1, y1), (x2, y2) in pairwise(points):
         if x <= x2:
-            return y1 + (y2 - y1) * (max(x, x1) - x1) / (x2 - x1)
+            return min(1.0, max(0.0, y1 + (y2 - y1) * (max(x, x1) - x1) / (x2 - x1)))
     return points[-1][1]
 
 
