@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from art_core.protocols import Judge
-from art_core.types import Exchange, Sampling, Trajectory, TrajectoryGroup
+from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.types import Exchange, Sampling
 from art_ruler import Ruler
 from art_ruler.fakes import HeuristicJudge, ScriptedJudge
 
@@ -67,13 +68,13 @@ async def test_no_trajectories_have_no_scores(judge: Judge) -> None:
 
 
 async def test_its_scores_make_a_group_that_can_be_trained(judge: Judge) -> None:
-    group = TrajectoryGroup("s", GROUP)
+    group = TrajectoryGroup(GROUP, scenario_id="s")
     scored = group.with_scores(await judge.score(group.trajectories))
     assert scored.rewards == [0.4, 0.9, 0.4, 0.0]
 
 
 async def test_what_the_ruler_cannot_score_is_excluded_and_counted() -> None:
-    group = TrajectoryGroup("s", GROUP)
+    group = TrajectoryGroup(GROUP, scenario_id="s")
     scored = group.with_scores(await Ruler(ScriptedJudge(["nonsense"])).score(group.trajectories))
     assert scored.members == ()
     assert scored.num_excluded == 4

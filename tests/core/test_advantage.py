@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from art_core.advantage import group_advantages, has_signal
 from art_core.samples import to_samples
-from art_core.types import Exchange, RolloutError, Sampling, Trajectory, TrajectoryGroup
+from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.types import Exchange, RolloutError, Sampling
 
 rewards = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=12)
 
@@ -109,7 +110,7 @@ def test_a_trajectory_of_many_rows_counts_once_in_the_statistics() -> None:
         id="A", scenario_id="s", exchanges=[_exchange("A", prompt, (9,)) for prompt in ((1,), (2, 2), (3, 3, 3))]
     )
     one = Trajectory(id="B", scenario_id="s", exchanges=[_exchange("B", (1,), (8,))])
-    scored = TrajectoryGroup("s", (many, one)).with_scores([1.0, 0.0])
+    scored = TrajectoryGroup((many, one), scenario_id="s").with_scores([1.0, 0.0])
     advantages = group_advantages(scored.rewards, scale_by_std=False)
     assert advantages == [0.5, -0.5]
     rows = [
@@ -121,7 +122,7 @@ def test_a_trajectory_of_many_rows_counts_once_in_the_statistics() -> None:
 
 def test_an_unscored_rollout_is_not_a_zero_among_failures() -> None:
     trajectories = tuple(Trajectory(id=str(number), scenario_id="s") for number in range(4))
-    scored = TrajectoryGroup("s", trajectories).with_scores([None, -1.0, -1.0, -1.0])
+    scored = TrajectoryGroup(trajectories, scenario_id="s").with_scores([None, -1.0, -1.0, -1.0])
     assert scored.num_excluded == 1
     assert [trajectory.id for trajectory, _ in scored.members] == ["1", "2", "3"]
     assert not has_signal(scored.rewards)
@@ -130,6 +131,6 @@ def test_an_unscored_rollout_is_not_a_zero_among_failures() -> None:
 def test_a_failed_rollout_is_left_out_whatever_its_score() -> None:
     failed = Trajectory(id="failed", scenario_id="s", error=RolloutError(kind="InfrastructureError", message="died"))
     others = tuple(Trajectory(id=name, scenario_id="s") for name in "ab")
-    scored = TrajectoryGroup("s", (failed, *others)).with_scores([0.0, 1.0, 0.5])
+    scored = TrajectoryGroup((failed, *others), scenario_id="s").with_scores([0.0, 1.0, 0.5])
     assert scored.num_excluded == 1
     assert scored.rewards == [1.0, 0.5]

@@ -7,7 +7,8 @@ import pytest
 
 from art_core.errors import ConfigError, StorageError
 from art_core.gather import gather_rollouts
-from art_core.types import RolloutError, Trajectory
+from art_core.trajectories import Trajectory
+from art_core.types import RolloutError
 
 
 def _failed(index: int, error: RolloutError) -> Trajectory:

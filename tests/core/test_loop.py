@@ -4,7 +4,8 @@ import pytest
 
 from art_core.errors import DataError
 from art_core.loop import training_rows
-from art_core.types import Exchange, RolloutError, Sampling, ScoredGroup, Trajectory, TrajectoryGroup
+from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
+from art_core.types import Exchange, RolloutError, Sampling
 
 
 def exchange(prompt: list[int], completion: list[int], *, version: int = 0, cut: bool = False) -> Exchange:
@@ -29,7 +30,7 @@ def group(*rewards: float | None, exchanges: list[Exchange] | None = None) -> Sc
         Trajectory(id=f"t{index}", scenario_id="s", exchanges=exchanges or [exchange([1, 2], [3, 4])])
         for index in range(len(rewards))
     )
-    return TrajectoryGroup("s", members).with_scores(rewards)
+    return TrajectoryGroup(members, scenario_id="s").with_scores(rewards)
 
 
 def test_a_group_with_signal_gives_a_row_per_trajectory_with_its_advantage() -> None:
@@ -58,7 +59,7 @@ def test_an_unscored_member_changes_nobody_elses_advantage() -> None:
 
 def test_a_trajectory_with_an_error_is_excluded_even_when_it_has_a_score() -> None:
     broken = Trajectory(id="t", scenario_id="s", error=RolloutError(kind="InfrastructureError", message="server died"))
-    scored = TrajectoryGroup("s", (broken,)).with_scores([0.0])
+    scored = TrajectoryGroup((broken,), scenario_id="s").with_scores([0.0])
     assert scored.members == ()
     assert scored.num_excluded == 1
 
@@ -66,7 +67,7 @@ def test_a_trajectory_with_an_error_is_excluded_even_when_it_has_a_score() -> No
 def test_rows_of_one_trajectory_share_its_advantage_and_weigh_once_in_the_mean() -> None:
     forked = Trajectory(id="a", scenario_id="s", exchanges=[exchange([1], [2]), exchange([5], [6]), exchange([7], [8])])
     plain = Trajectory(id="b", scenario_id="s", exchanges=[exchange([1], [3])])
-    scored = TrajectoryGroup("s", (forked, plain)).with_scores([1.0, 0.0])
+    scored = TrajectoryGroup((forked, plain), scenario_id="s").with_scores([1.0, 0.0])
     rows, counters = training_rows([scored], policy_version=0, scale_by_std=False)
     assert [row.advantage for row in rows] == [0.5, 0.5, 0.5, -0.5]
     assert counters["trajectories/forks"] == 2
@@ -87,4 +88,4 @@ def test_training_on_another_policys_samples_is_refused() -> None:
 def test_scores_that_do_not_fit_the_group_are_refused(scores: list[float]) -> None:
     members = tuple(Trajectory(id=f"t{index}", scenario_id="s") for index in range(2))
     with pytest.raises(DataError, match="group 's'"):
-        TrajectoryGroup("s", members).with_scores(scores)
+        TrajectoryGroup(members, scenario_id="s").with_scores(scores)

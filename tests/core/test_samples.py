@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from art_core.errors import DataError, TokenAlignmentError
 from art_core.samples import demonstration, to_samples
-from art_core.types import Exchange, FinishReason, Sampling, TokenSample, Trajectory
+from art_core.trajectories import Trajectory
+from art_core.types import Exchange, FinishReason, Sampling, TokenSample
 
 SYSTEM, USER, HEADER, THINK, END, NEWLINE = 1, 2, 3, 4, 5, 6
 

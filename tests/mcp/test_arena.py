@@ -16,7 +16,8 @@ from art_core.errors import DataError, EngineClosedError, InfrastructureError
 from art_core.render import load_renderer
 from art_core.serve.server import ModelServer
 from art_core.testing import MemoryStore, ScriptedEngine, write_tiny_model
-from art_core.types import Sampling, Trajectory
+from art_core.trajectories import Trajectory
+from art_core.types import Sampling
 from art_mcp.arena import Arena, Job
 from art_mcp.facts import Fact
 from art_mcp.inspect import openai_tool

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from art_core.types import RolloutError, Trajectory
+from art_core.trajectories import Trajectory
+from art_core.types import RolloutError
 from art_mcp.report import Report, summary_table, write_report
 from art_mcp.scenarios import Scenario
 from art_mcp.settings import RunSettings

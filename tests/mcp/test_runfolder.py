@@ -8,7 +8,7 @@ import pytest
 
 from art_core.errors import ConfigError, DataError
 from art_core.storage import RunStore
-from art_core.types import Trajectory
+from art_core.trajectories import Trajectory
 from art_core.weights.source import ModelSource
 from art_mcp.runfolder import RunFolder
 from art_mcp.settings import RunSettings, output_folder

@@ -22,7 +22,8 @@ from art_core.protocols import Engine
 from art_core.render import ChatMLHermesRenderer, TextTokenizer
 from art_core.samples import to_samples
 from art_core.serve.server import ModelServer
-from art_core.types import Checkpoint, Exchange, Sampling, TokenChunk, Trajectory
+from art_core.trajectories import Trajectory
+from art_core.types import Checkpoint, Exchange, Sampling, TokenChunk
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 END = 2
@@ -432,7 +433,7 @@ async def test_models_and_health(setup: Setup) -> None:
         for prefix in ("", "/t/t"):
             assert (await client.get(f"{prefix}/v1/models")).json()["data"][0]["id"] == "m"
             health = (await client.get(f"{prefix}/healthz")).json()
-            assert health == {"status": "ok", "model": "m", "policy_version": 3}
+            assert health == {"status": "ok", "models": [{"name": "m", "policy_version": 3}]}
         assert (await client.get("/t/other/healthz")).status_code == 404
 
 
@@ -518,7 +519,7 @@ async def test_an_unexpected_error_is_told_and_logged(setup: Setup, caplog: pyte
     setup.engine.stall_after, setup.engine.error = 0, ZeroDivisionError("oops")
     with pytest.raises(InternalServerError, match="ZeroDivisionError: oops"):
         await setup.agent("t")([USER])
-    assert [record.name for record in caplog.records] == ["art_core.serve.app"]
+    assert [record.name for record in caplog.records] == ["art_core.serve.reply"]
 
 
 async def test_closing_a_trajectory_fails_the_call_that_is_still_running(setup: Setup) -> None:
@@ -573,4 +574,4 @@ async def test_two_servers_run_side_by_side_and_one_can_be_entered_again() -> No
     async with first, ModelServer(cast(Engine, engine), RENDERER, model_name="n") as second:
         assert first.url != second.url
     async with first, httpx.AsyncClient() as client:
-        assert (await client.get(f"{first.url}/healthz")).json()["model"] == "m"
+        assert (await client.get(f"{first.url}/healthz")).json()["models"][0]["name"] == "m"

@@ -9,18 +9,8 @@ from art_core.advantage import group_advantages
 from art_core.errors import ArtError
 from art_core.protocols import Engine, Judge, Recorder, Store, Trainer
 from art_core.samples import to_samples
-from art_core.types import (
-    Checkpoint,
-    Exchange,
-    Objective,
-    Sampling,
-    ScoredGroup,
-    StepReport,
-    TokenChunk,
-    TokenSample,
-    Trajectory,
-    TrajectoryGroup,
-)
+from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
+from art_core.types import Checkpoint, Exchange, Objective, Sampling, StepReport, TokenChunk, TokenSample
 
 __all__ = [
     "ArtError",

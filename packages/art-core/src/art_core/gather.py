@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from art_core.errors import ConfigError
-from art_core.types import RolloutError, Trajectory
+from art_core.trajectories import Trajectory
+from art_core.types import RolloutError
 
 
 async def gather_rollouts(

@@ -12,7 +12,8 @@ from art_core.errors import DataError
 from art_core.memory import return_free_memory
 from art_core.protocols import Engine, Judge, Store, Trainer
 from art_core.samples import to_samples
-from art_core.types import Objective, ScoredGroup, StepReport, TokenSample, Trajectory, TrajectoryGroup
+from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
+from art_core.types import Objective, StepReport, TokenSample
 
 
 async def score(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[ScoredGroup]:

@@ -5,20 +5,14 @@ One suite per seam in `tests/contract` runs on every adapter and on the fake in 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from art_core.types import (
-    Checkpoint,
-    Exchange,
-    Objective,
-    Sampling,
-    StepReport,
-    TokenChunk,
-    TokenSample,
-    Trajectory,
-)
+from art_core.config import TrainConfig
+from art_core.control import ModelState, RegisterRequest
+from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.types import Checkpoint, Exchange, Objective, Sampling, StepReport, TokenChunk, TokenSample
 
 
 @runtime_checkable
@@ -107,6 +101,87 @@ class Judge(Protocol):
 
     async def score(self, trajectories: Sequence[Trajectory]) -> Sequence[float | None]:
         """One finite score per trajectory, in the order given; None where it cannot be scored, never a guess."""
+        ...
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Where models are served and trained: a server on this machine, or on another."""
+
+    @property
+    def base_url(self) -> str:
+        """Root of the server, without `/v1`."""
+        ...
+
+    @property
+    def api_key(self) -> str | None:
+        """What the server wants as bearer token; None where it wants none."""
+        ...
+
+    async def register(self, request: RegisterRequest) -> ModelState:
+        """Begin to serve a model, or find it again at the step it has reached. May be called again.
+
+        Raises:
+            ConfigError: the model exists with another base model or other options.
+            ModelNotFoundError: no weights under that name.
+        """
+        ...
+
+    async def state(self, project: str, name: str) -> ModelState:
+        """The model as it is now."""
+        ...
+
+    async def open_trajectory(self, project: str, name: str, trajectory_id: str) -> str:
+        """Begin to record under `trajectory_id`, and return the base URL whose calls are recorded there."""
+        ...
+
+    async def close_trajectory(self, trajectory_id: str) -> list[Exchange]:
+        """End the record, and return its exchanges in the order in which they finished."""
+        ...
+
+    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]:
+        """Recorded calls by their ids, in the order of `ids`.
+
+        Raises:
+            DataError: an id of no recorded call; the message names it.
+        """
+        ...
+
+    async def train(
+        self,
+        project: str,
+        name: str,
+        groups: Sequence[TrajectoryGroup],
+        config: TrainConfig,
+        *,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> StepReport:
+        """One training step on `groups`, committed, served and checked when this returns.
+
+        Raises:
+            DataError: a group cannot be trained on; weights are as before.
+        """
+        ...
+
+    async def log(
+        self,
+        project: str,
+        name: str,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        split: str,
+        step: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Keep `groups` and `metrics` in the model's run folder."""
+        ...
+
+    async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
+        """Delete all checkpoints but the newest and those whose step is in `keep`."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the server; one that this backend started ends. May be called twice."""
         ...
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from art_core.errors import DataError
-from art_core.types import Exchange, TokenSample, Trajectory
+from art_core.trajectories import Trajectory
+from art_core.types import Exchange, TokenSample
 
 
 @dataclass
@@ -22,15 +23,18 @@ class _Row:
     def append(self, exchange: Exchange) -> None:
         context = exchange.prompt_ids[len(self.token_ids) :]
         self.token_ids += [*context, *exchange.completion_ids]
-        self.trained += [False] * len(context) + [True] * len(exchange.completion_ids)
-        self.logprobs += [0.0] * len(context) + list(exchange.logprobs)
+        chosen = [not forced for forced in exchange.forced] or [True] * len(exchange.completion_ids)
+        self.trained += [False] * len(context) + chosen
+        self.logprobs += [0.0] * len(context)
+        self.logprobs += [logp if own else 0.0 for logp, own in zip(exchange.logprobs, chosen, strict=True)]
 
 
 def to_samples(trajectory: Trajectory, advantage: float) -> list[TokenSample]:
     """Join each turn to the row its prompt extends; open a new row where history was edited or agents run in parallel.
 
     The longest matching row wins, so a turn continues the conversation it belongs to. Exchanges of different policy
-    versions never share a row: a row has one version, and its logprobs are those of that version.
+    versions never share a row: a row has one version, and its logprobs are those of that version. Tokens that a
+    grammar forced were no choice of the policy, and are context.
 
     Raises:
         DataError: an exchange was sampled from another distribution than the policy's own.

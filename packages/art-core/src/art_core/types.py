@@ -8,14 +8,13 @@ field that is unknown, missing or of the wrong kind is refused when a file is re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from art_core.errors import ConfigError, DataError, TokenAlignmentError
+from art_core.errors import ConfigError, TokenAlignmentError
 
 FinishReason = Literal["stop", "length"]
 ChatMessage = dict[str, Any]
@@ -42,6 +41,10 @@ class Sampling(_Record):
 
     `temperature` 0 means greedy decoding. `top_k` 0 and `top_p` 1 switch those filters off. With a `seed`, the same
     prompt, policy and parameters give the same tokens whatever else the engine is doing.
+
+    `grammar`, in llguidance's dialect of Lark, restricts the whole completion: only tokens that keep it satisfiable
+    are drawn, and a stop token only where it is satisfied. `top_logprobs` asks for that many of the likeliest
+    alternatives at each position.
     """
 
     max_tokens: int = Field(gt=0)
@@ -50,15 +53,18 @@ class Sampling(_Record):
     top_k: int = Field(default=0, ge=0)
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    grammar: str | None = None
+    top_logprobs: int = Field(default=0, ge=0, le=20)
 
 
 class Exchange(_Record):
     """One finished model call, exactly as it was served.
 
     `logprobs[i]` is the log-probability of `completion_ids[i]` under the distribution it was drawn from (temperature,
-    top-p and top-k included). `policy_version` is the step of the checkpoint that served all of it. Times are seconds
-    since the epoch. `forked` tells that the prompt could not be built as an extension of the trajectory's record.
-    `num_malformed_calls` counts attempted tool calls that could not be read; their text is part of the content.
+    top-p and top-k included; a grammar not, see `TokenChunk`). `forced[i]` marks a token that the grammar left no
+    alternative to; empty means none. `policy_version` is the step of the checkpoint that served all of it. Times are
+    seconds since the epoch. `forked` tells that the prompt could not be built as an extension of the trajectory's
+    record. `num_malformed_calls` counts attempted tool calls that could not be read; their text is part of the content.
 
     Raises:
         TokenAlignmentError: there is no prompt, or not one logprob for each sampled token.
@@ -72,6 +78,7 @@ class Exchange(_Record):
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     logprobs: tuple[Finite, ...]
+    forced: tuple[bool, ...] = ()
     finish_reason: FinishReason
     sampling: Sampling
     policy_version: int = Field(ge=0)
@@ -102,6 +109,11 @@ class Exchange(_Record):
                 f"exchange {self.id!r}: {len(self.completion_ids)} sampled tokens but {len(self.logprobs)} logprobs; "
                 "record the ids the engine sampled, never text encoded again"
             )
+        if self.forced and len(self.forced) != len(self.completion_ids):
+            raise TokenAlignmentError(
+                f"exchange {self.id!r}: {len(self.completion_ids)} sampled tokens but {len(self.forced)} marks of "
+                "forced ones; wanted one for each token, or none at all"
+            )
         return self
 
 
@@ -110,77 +122,6 @@ class RolloutError(_Record):
 
     kind: str
     message: str
-
-
-class Trajectory(BaseModel):
-    """What one rollout did and how it was judged.
-
-    `reward` stays None until something has scored it; None is not 0. `error` is set when the rollout itself failed
-    for a reason the policy is not responsible for; such a trajectory is counted and never trained.
-    """
-
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
-
-    id: str
-    scenario_id: str
-    exchanges: list[Exchange] = Field(default_factory=list)
-    reward: Finite | None = None
-    metrics: dict[str, Finite] = Field(default_factory=dict)
-    metadata: dict[str, JsonValue] = Field(default_factory=dict)
-    logs: list[str] = Field(default_factory=list)
-    error: RolloutError | None = None
-
-    @property
-    def num_trained_tokens(self) -> int:
-        """Sampled tokens over all exchanges: what training on this trajectory would weigh."""
-        return sum(len(exchange.completion_ids) for exchange in self.exchanges)
-
-
-@dataclass(frozen=True)
-class TrajectoryGroup:
-    """Rollouts of the same scenario, compared with each other."""
-
-    scenario_id: str
-    trajectories: tuple[Trajectory, ...]
-
-    def with_scores(self, scores: Sequence[float | None]) -> ScoredGroup:
-        """The group with one reward per trajectory, in the order of the trajectories.
-
-        A score of None, like a trajectory that carries an error, leaves its trajectory out of the comparison.
-
-        Raises:
-            DataError: another number of scores than trajectories, or a score that is not finite.
-        """
-        if len(scores) != len(self.trajectories):
-            raise DataError(
-                f"group {self.scenario_id!r}: {len(scores)} scores for {len(self.trajectories)} trajectories; "
-                "a judge returns one score, or None, for each trajectory, in the order given"
-            )
-        for index, score in enumerate(scores):
-            if score is not None and score - score != 0.0:
-                raise DataError(
-                    f"group {self.scenario_id!r}: score {index} is {score}; wanted a finite number, "
-                    "or None where the trajectory could not be scored"
-                )
-        members = tuple(
-            (trajectory, float(score))
-            for trajectory, score in zip(self.trajectories, scores, strict=True)
-            if score is not None and trajectory.error is None
-        )
-        return ScoredGroup(self.scenario_id, members, num_excluded=len(self.trajectories) - len(members))
-
-
-@dataclass(frozen=True)
-class ScoredGroup:
-    """Trajectories of one scenario with their rewards: the only kind of group that can be trained on."""
-
-    scenario_id: str
-    members: tuple[tuple[Trajectory, float], ...]
-    num_excluded: int = 0
-
-    @property
-    def rewards(self) -> list[float]:
-        return [reward for _, reward in self.members]
 
 
 @dataclass(frozen=True)
@@ -266,9 +207,17 @@ class TokenChunk:
     """Newly sampled tokens of one request. The last chunk of a stream, and only it, has a `finish_reason`.
 
     `policy_version` is the same in every chunk of one stream: a completion never mixes weights.
+
+    With a grammar, `logprobs` are those of the policy before the grammar removed anything: what the policy itself
+    would have said, which is what training compares with. (That the allowed tokens had only a part of its mass is a
+    factor of the state, not of the choice, so it cancels against the baseline.) `forced[i]` marks a token that the
+    grammar left no alternative to; empty means none. `top_logprobs[i]` are the likeliest `(token id, logprob)` at
+    that position, most likely first; empty unless they were asked for.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     policy_version: int
     finish_reason: FinishReason | None = None
+    forced: tuple[bool, ...] = ()
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()

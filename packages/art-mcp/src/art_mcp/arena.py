@@ -12,7 +12,8 @@ from openai import APIConnectionError, APIStatusError
 from art_core.errors import EngineClosedError, InfrastructureError
 from art_core.gather import gather_rollouts
 from art_core.protocols import Store
-from art_core.types import Exchange, RolloutError, Trajectory
+from art_core.trajectories import Trajectory
+from art_core.types import Exchange, RolloutError
 from art_mcp.connect import ServerStartError
 from art_mcp.progress import Progress
 from art_mcp.rollout import AgentLimits, attempt

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from art_core.types import Trajectory
+from art_core.trajectories import Trajectory
 from art_mcp.files import write_atomically
 from art_mcp.progress import format_duration
 from art_mcp.scenarios import Scenario

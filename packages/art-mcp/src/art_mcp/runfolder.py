@@ -13,7 +13,7 @@ from typing import Any
 
 from art_core.errors import ConfigError, DataError
 from art_core.protocols import Store
-from art_core.types import Trajectory
+from art_core.trajectories import Trajectory
 from art_core.weights.source import ModelSource
 from art_mcp.files import write_atomically
 from art_mcp.progress import Progress

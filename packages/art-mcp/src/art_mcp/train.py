@@ -20,7 +20,8 @@ from art_core.loop import score, train_step, training_rows
 from art_core.protocols import Trainer
 from art_core.registry import open_trainer
 from art_core.storage import RunStore
-from art_core.types import Checkpoint, Objective, TokenSample, Trajectory, TrajectoryGroup
+from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.types import Checkpoint, Objective, TokenSample
 from art_mcp.arena import Arena, Job
 from art_mcp.curriculum import choose, observed
 from art_mcp.progress import Progress
@@ -181,7 +182,7 @@ class _Run:
         trajectories = await self.arena.run(jobs)
         rollout_s = time.monotonic() - started
         groups = [
-            TrajectoryGroup(scenario.id, tuple(t for t in trajectories if t.scenario_id == scenario.id))
+            TrajectoryGroup((t for t in trajectories if t.scenario_id == scenario.id), scenario_id=scenario.id)
             for scenario in scenarios
         ]
         scored = await score(groups, RewardAsVerified())

@@ -15,6 +15,7 @@ import uvicorn
 from art_core.protocols import Engine
 from art_core.render.base import ChatRenderer
 from art_core.serve.app import create_app
+from art_core.serve.served import OneModel, Served
 from art_core.serve.session import Sessions
 from art_core.types import Exchange
 
@@ -54,9 +55,8 @@ class ModelServer:
 
     async def __aenter__(self) -> Self:
         self._closing = asyncio.Event()
-        app = create_app(
-            self._engine, self._renderer, self._sessions, model_name=self._model_name, closing=self._closing
-        )
+        model = Served(self._model_name, self._engine, self._renderer)
+        app = create_app(OneModel(model), self._sessions, closing=self._closing)
         config = uvicorn.Config(
             app,
             log_config=None,

@@ -36,13 +36,25 @@ _ONLY = {
 
 
 class ApiError(ArtError):
-    """A request that is answered with an error: HTTP status and the fields of OpenAI's error object."""
+    """A request that is answered with an error: HTTP status and the fields of OpenAI's error object.
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    `retry_after_s` tells when the same request may succeed.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
+        self.retry_after_s = retry_after_s
 
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"

@@ -1,0 +1,116 @@
+"""What client and server say to each other about models, trajectories and training: the bodies below `/api`.
+
+    GET    /api/models                                      -> {"models": [ModelState]}
+    POST   /api/models                      RegisterRequest -> ModelState
+    GET    /api/models/{project}/{name}                     -> ModelState
+    POST   /api/models/{project}/{name}/trajectories     OpenRequest -> {}     calls go to /t/{id}/v1 from now on
+    POST   /api/trajectories/{id}/close                     -> ExchangeList    whole record, in order
+    POST   /api/models/{project}/{name}/exchanges    LookupRequest -> ExchangeList   of calls outside any trajectory
+    POST   /api/models/{project}/{name}/train        TrainRequest  -> JSON lines of TrainEvent
+    POST   /api/models/{project}/{name}/log          LogRequest    -> {}
+    POST   /api/models/{project}/{name}/checkpoints/delete   DeleteRequest -> ModelState
+
+A train request's last line is a `result` or an `error`. Every request carries `Authorization: Bearer <key>` where the
+server has a key. An error is an OpenAI error object whose `code` names the class in `art_core.errors` where it is one
+of these, so that the client raises what the server raised.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from art_core.trajectories import Trajectory
+from art_core.types import Exchange, LossName
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ModelState(_Body):
+    """A registered model. `inference_name` is what a request's `model` says; it always means the newest step."""
+
+    project: str
+    name: str
+    base_model: str
+    inference_name: str
+    step: int
+    checkpoint_steps: list[int]
+    folder: str
+
+
+class RegisterRequest(_Body):
+    """`config` holds options for the model's engine and trainer; the server refuses those it does not know."""
+
+    project: str
+    name: str
+    base_model: str
+    config: dict[str, Any] = Field(default_factory=dict)
+
+
+class OpenRequest(_Body):
+    id: str
+
+
+class LookupRequest(_Body):
+    ids: list[str]
+
+
+class ExchangeList(_Body):
+    exchanges: list[Exchange]
+
+
+class GroupBody(_Body):
+    scenario_id: str
+    trajectories: list[Trajectory]
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+
+
+class TrainOptions(_Body):
+    """The fields of `art_core.config.TrainConfig`."""
+
+    learning_rate: float
+    loss: LossName
+    clip_low: float
+    clip_high: float
+    scale_rewards: bool
+
+
+class TrainRequest(_Body):
+    """Groups whose trajectories carry rewards (or errors) and their exchanges."""
+
+    groups: list[GroupBody]
+    options: TrainOptions
+
+
+class TrainEvent(_Body):
+    """One line of the answer to a train request.
+
+    `progress`: still at work (also sent every few seconds, so that a dead connection is noticed). `result`: `step` and
+    `metrics` of the finished step. `error`: an error object, see above.
+    """
+
+    event: Literal["progress", "result", "error"]
+    phase: str = ""
+    step: int | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    error: dict[str, Any] | None = None
+
+
+class LogRequest(_Body):
+    """Keep `groups` (and `metrics`) under `split`, for the step that the model is at, or `step`."""
+
+    split: str
+    step: int | None = None
+    groups: list[GroupBody] = Field(default_factory=list)
+    metrics: dict[str, float] = Field(default_factory=dict)
+
+
+class DeleteRequest(_Body):
+    """Delete all checkpoints but the newest and those in `keep`."""
+
+    keep: list[int]

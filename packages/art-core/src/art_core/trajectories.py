@@ -1,0 +1,263 @@
+"""What a rollout did, how it was judged, and the groups in which rollouts are compared."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_serializer
+
+from art_core.errors import DataError
+from art_core.types import ChatMessage, Exchange, Finite, RolloutError, ToolSpec
+
+
+class History(BaseModel):
+    """One conversation: messages as dicts, and between them the choices that a model answered with.
+
+    A choice is what `completion.choices[0]` of the `openai` client is: it carries the id of its recorded exchange, by
+    which its token ids are found again. A choice that a library has turned into a message dict is looked up by the
+    same id where the library kept it.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+
+    messages_and_choices: list[Any] = Field(default_factory=list)
+    tools: list[ToolSpec] | None = None
+
+    def messages(self) -> list[ChatMessage]:
+        """The conversation as message dicts, the way an OpenAI client sends them.
+
+        Raises:
+            DataError: an item is neither a message dict nor a choice.
+        """
+        return [_message(item, index) for index, item in enumerate(self.messages_and_choices)]
+
+    @field_serializer("messages_and_choices")
+    def _as_data(self, items: list[Any]) -> list[Any]:
+        return [_data(item) for item in items]
+
+
+class Trajectory(History):
+    """What one rollout did and how it was judged.
+
+    `exchanges` are the recorded calls: fetched when a capture ends, or looked up by the choices when the trajectory is
+    trained on. `reward` stays None until something has scored it; None is not 0. `error` is set when the rollout
+    itself failed for a reason the policy is not responsible for; such a trajectory is counted and never trained.
+    """
+
+    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    scenario_id: str = ""
+    additional_histories: list[History] = Field(default_factory=list)
+    exchanges: list[Exchange] = Field(default_factory=list)
+    reward: Finite | None = None
+    metrics: dict[str, Finite] = Field(default_factory=dict)
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+    error: RolloutError | None = None
+
+    @property
+    def num_trained_tokens(self) -> int:
+        """Sampled tokens over all exchanges: what training on this trajectory would weigh."""
+        return sum(len(exchange.completion_ids) for exchange in self.exchanges)
+
+    def log(self, message: str) -> None:
+        """Add a line to `logs`."""
+        self.logs.append(message)
+
+
+class TrajectoryGroup:
+    """Rollouts of the same scenario, compared with each other.
+
+    Made of trajectories, it is complete. An exception among them stands for a rollout that failed: it becomes a
+    trajectory with that error. Made of rollouts still to be run (coroutines or other awaitables), what is made is a
+    `PendingGroup`, for `gather_trajectory_groups` or `await`.
+    """
+
+    trajectories: tuple[Trajectory, ...]
+    scenario_id: str
+    metadata: dict[str, JsonValue]
+    metrics: dict[str, float]
+    logs: list[str]
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls,
+            trajectories: Iterable[Trajectory | BaseException],
+            *,
+            scenario_id: str = ...,
+            metadata: dict[str, JsonValue] | None = ...,
+            metrics: dict[str, float] | None = ...,
+            logs: list[str] | None = ...,
+        ) -> TrajectoryGroup: ...
+
+        @overload
+        def __new__(  # type: ignore[misc]  # what is made is not an instance: it becomes one when it is awaited
+            cls,
+            trajectories: Iterable[Awaitable[Trajectory]],
+            *,
+            scenario_id: str = ...,
+            metadata: dict[str, JsonValue] | None = ...,
+            metrics: dict[str, float] | None = ...,
+            logs: list[str] | None = ...,
+        ) -> PendingGroup: ...
+
+    def __new__(
+        cls,
+        trajectories: Iterable[Any],
+        *,
+        scenario_id: str = "",
+        metadata: dict[str, JsonValue] | None = None,
+        metrics: dict[str, float] | None = None,
+        logs: list[str] | None = None,
+    ) -> Any:
+        members = list(trajectories)
+        pending = [member for member in members if isinstance(member, Awaitable)]
+        kept = {"metadata": dict(metadata or {}), "metrics": dict(metrics or {}), "logs": list(logs or ())}
+        if pending:
+            if len(pending) < len(members):
+                for member in pending:
+                    getattr(member, "close", lambda: None)()
+                raise DataError(
+                    f"the group has {len(pending)} rollouts still to be run and {len(members) - len(pending)} finished "
+                    "members; wanted one kind: await the rollouts first, or give rollouts only"
+                )
+            return PendingGroup(pending, scenario_id=scenario_id, **kept)
+        group = super().__new__(cls)
+        group.trajectories = tuple(_member(member, index) for index, member in enumerate(members))
+        group.scenario_id = scenario_id or next((t.scenario_id for t in group.trajectories), "")
+        group.metadata, group.metrics, group.logs = kept["metadata"], kept["metrics"], kept["logs"]  # type: ignore[assignment]
+        return group
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return iter(self.trajectories)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    def __repr__(self) -> str:
+        return f"TrajectoryGroup({len(self)} trajectories, scenario_id={self.scenario_id!r})"
+
+    @property
+    def errors(self) -> list[RolloutError]:
+        """Why members failed, for those that did."""
+        return [trajectory.error for trajectory in self.trajectories if trajectory.error is not None]
+
+    def with_rewards(self) -> ScoredGroup:
+        """The group scored by the rewards that its trajectories carry.
+
+        Raises:
+            DataError: a trajectory that did not fail has no reward.
+        """
+        unscored = [t.id for t in self.trajectories if t.reward is None and t.error is None]
+        if unscored:
+            raise DataError(
+                f"group {self.scenario_id!r}: no reward on {len(unscored)} of {len(self)} trajectories "
+                f"({_listed(unscored)}); set trajectory.reward, or trajectory.error where the rollout failed"
+            )
+        return self.with_scores([trajectory.reward for trajectory in self.trajectories])
+
+    def with_scores(self, scores: Sequence[float | None]) -> ScoredGroup:
+        """The group with one reward per trajectory, in the order of the trajectories.
+
+        A score of None, like a trajectory that carries an error, leaves its trajectory out of the comparison.
+
+        Raises:
+            DataError: another number of scores than trajectories, or a score that is not finite.
+        """
+        if len(scores) != len(self.trajectories):
+            raise DataError(
+                f"group {self.scenario_id!r}: {len(scores)} scores for {len(self.trajectories)} trajectories; "
+                "a judge returns one score, or None, for each trajectory, in the order given"
+            )
+        for index, score in enumerate(scores):
+            if score is not None and score - score != 0.0:
+                raise DataError(
+                    f"group {self.scenario_id!r}: score {index} is {score}; wanted a finite number, "
+                    "or None where the trajectory could not be scored"
+                )
+        members = tuple(
+            (trajectory, float(score))
+            for trajectory, score in zip(self.trajectories, scores, strict=True)
+            if score is not None and trajectory.error is None
+        )
+        return ScoredGroup(self.scenario_id, members, num_excluded=len(self.trajectories) - len(members))
+
+
+class PendingGroup:
+    """A group whose rollouts have not been run. Awaiting it runs them side by side, failures as data."""
+
+    def __init__(self, rollouts: Sequence[Awaitable[Trajectory]], *, scenario_id: str = "", **kept: Any) -> None:
+        self.rollouts = tuple(rollouts)
+        self.scenario_id = scenario_id
+        self._kept = kept
+
+    def complete(self, members: Sequence[Trajectory | BaseException]) -> TrajectoryGroup:
+        """The group of what the rollouts gave, in their order."""
+        return TrajectoryGroup(members, scenario_id=self.scenario_id, **self._kept)
+
+    def __await__(self) -> Generator[Any, None, TrajectoryGroup]:
+        return self._run().__await__()
+
+    async def _run(self) -> TrajectoryGroup:
+        results = await asyncio.gather(*self.rollouts, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, Exception):
+                raise result
+        return self.complete(results)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("trajectories", "with_rewards", "with_scores", "errors"):
+            raise DataError(
+                f"this group has no {name} yet: its rollouts have not been run; "
+                "await it, or give it to art_core.gather_trajectory_groups"
+            )
+        raise AttributeError(name)
+
+
+@dataclass(frozen=True)
+class ScoredGroup:
+    """Trajectories of one scenario with their rewards: the only kind of group that can be trained on."""
+
+    scenario_id: str
+    members: tuple[tuple[Trajectory, float], ...]
+    num_excluded: int = 0
+
+    @property
+    def rewards(self) -> list[float]:
+        return [reward for _, reward in self.members]
+
+
+def _member(member: Any, index: int) -> Trajectory:
+    if isinstance(member, Trajectory):
+        return member
+    if isinstance(member, BaseException):
+        return Trajectory(error=RolloutError(kind=type(member).__name__, message=str(member)))
+    raise DataError(
+        f"member {index} of the group is a {type(member).__name__}; wanted a Trajectory or an awaitable one"
+    )
+
+
+def _message(item: Any, index: int) -> ChatMessage:
+    if isinstance(item, dict):
+        return item
+    message = getattr(item, "message", None)
+    if message is None:
+        raise DataError(
+            f"messages_and_choices[{index}] is a {type(item).__name__}; "
+            "wanted a message dict or a choice of a completion"
+        )
+    return _data(message)  # type: ignore[no-any-return]
+
+
+def _data(item: Any) -> Any:
+    """`item` as plain data: a client's object without the fields it does not set."""
+    return item.model_dump(mode="json", exclude_none=True) if isinstance(item, BaseModel) else item
+
+
+def _listed(names: Sequence[str], limit: int = 3) -> str:
+    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")
