@@ -82,7 +82,9 @@ def digest(transcript: Transcript) -> str:
     """Equal for equal transcripts only."""
     parts = []
     for (blocks,) in transcript:  # lengths keep apart what would read the same when joined
-        part = "".join([f"{kind} {len(text)} {text}" for kind, text in blocks])
+        part = ""
+        for kind, text in blocks:
+            part += f"{kind} {len(text)} {text}"
         parts.append(f"{len(part)} {part}")
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
@@ -104,7 +106,7 @@ def common_prefix_length(transcripts: Sequence[Transcript]) -> int:
 
 def _conversation(trajectory: Any, where: str) -> Transcript:
     if _is_list(trajectory):
-        messages = list(trajectory)
+        messages = trajectory
     else:
         exchanges = _field(trajectory, "exchanges")
         if exchanges is not None:
@@ -118,9 +120,9 @@ def _conversation(trajectory: Any, where: str) -> Transcript:
                 f"{where} is a {type(trajectory).__name__} without messages; wanted a list of messages, or an object "
                 "or dict that has `messages`"
             )
-        messages = list(found)
+        messages = found
     transcript = _messages(messages, where)
-    for extra in _field(trajectory, "additional_histories") or () if not _is_list(trajectory) else ():
+    for extra in _field(trajectory, "additional_histories") or () if messages is not trajectory else ():
         transcript += (_SEPARATOR, *_conversation(extra, f"{where}: additional history"))
     return transcript or (Message((Block("note", "(no messages)"),)),)
 
