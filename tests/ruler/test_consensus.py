@@ -81,6 +81,11 @@ def test_judges_are_weighted_for_members_that_all_of_them_scored() -> None:
     assert weighted([{}, {}], [1.0, 1.0]) == {}
 
 
+def test_a_judge_alone_keeps_its_scores_whatever_its_weight() -> None:
+    scores = {member: member / 100 for member in range(101)}
+    assert weighted([scores], [0.3]) == scores
+
+
 @given(st.integers(0, 200), st.integers(2, 12))
 def test_chunks_hold_everybody_and_fit(count: int, group_size: int) -> None:
     sizes = chunk_sizes(count, group_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -142,6 +143,27 @@ def test_parallel_calls_are_numbered_and_their_results_found() -> None:
         ("tool", "#1: A\n!"),
         ("call", "#3 old {}"),
     ]
+
+
+def test_calls_that_share_an_id_are_numbered_apart() -> None:
+    messages = [
+        {"role": "assistant", "tool_calls": [call("a", "x", "1")]},
+        {"role": "tool", "tool_call_id": "a", "content": "A"},
+        {"role": "assistant", "tool_calls": [call("a", "x", "2"), call("b", "y", "3")]},
+        {"role": "tool", "tool_call_id": "a", "content": "AA"},
+        {"role": "tool", "tool_call_id": "b", "content": "B"},
+    ]
+    assert [text for _, text in shown(messages)] == ["#1 x 1", "#1: A", "#2 x 2", "#3 y 3", "#2: AA", "#3: B"]
+
+
+def test_a_role_may_be_a_member_of_an_enum() -> None:
+    class Role(str, Enum):  # noqa: UP042 - the spelling in use, which formats as its name
+        PERSON = "user"
+        CRITIC = "critic"
+
+    assert shown([{"role": Role.PERSON, "content": "x"}]) == [("user", "x")]
+    assert shown([{"role": Role.PERSON, "content": "x", "name": "n"}]) == [("user", "x")]
+    assert shown([{"role": Role.CRITIC, "content": "x"}]) == [("other", "role critic: x")]
 
 
 @pytest.mark.parametrize("content", [None, "", "  ", [], [{"type": "text", "text": ""}]])

@@ -243,14 +243,15 @@ class Ruler:
         if context is None:
             context = getattr(judge, "context_tokens", None)
         if id(judge) not in bench.plans:  # another pass may have made it meanwhile
-            bench.plans[id(judge)] = Plan.of(
+            bench.plans[id(judge)] = plan = Plan.of(
                 transcripts,
                 digests=bench.digests,
                 rubric=self._rubric,
                 max_group=self._max_group,
                 context_tokens=context,
             )
-            meter.add(cut_trajectories=bench.plans[id(judge)].num_cut)
+            if plan.num_cut:
+                meter.add(cut_trajectories=plan.num_cut)
         return bench.plans[id(judge)]
 
     def _result(self, panel: Sequence[_Bench], members: Sequence[int], meter: Meter, late: str | None) -> Result:
@@ -263,22 +264,25 @@ class Ruler:
             if late:
                 raise JudgeUnavailableError(f"no attempt was judged: {late}", retryable=True)
         by_member = [scores.get(member) for member in members]
-        verdicts = tuple(
+        explanations: dict[int, str] = {}
+        for outcome in reversed(outcomes):  # the first that has one counts
+            explanations |= outcome.explanations
+        verdicts = [
             Verdict(
                 score=score,
-                explanation=next((o.explanations[m] for o in outcomes if m in o.explanations), ""),
-                per_pass=tuple(o.scores.get(m) for o in outcomes),
+                explanation=explanations.get(m, ""),
+                per_pass=tuple([o.scores.get(m) for o in outcomes]),
                 rank=rank,
                 problem=None if score is not None else _problem(panel, m, late),
             )
             for m, score, rank in zip(members, by_member, ranks(by_member), strict=True)
-        )
+        ]
         made = [outcome.scores for outcome in outcomes if outcome.scores]
         everyone = sorted(set(members))
         vectors = [[one.get(member) for member in everyone] for one in made]
         return Result(
             scores=tuple(_rewards(by_member, self._reward)),
-            verdicts=verdicts,
+            verdicts=tuple(verdicts),
             agreement=Agreement(mean_kendall_tau(vectors), flip_rate(vectors), len(made)),
             usage=meter.usage,
         )

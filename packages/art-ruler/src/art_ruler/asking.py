@@ -157,9 +157,9 @@ class Asker:
 
     def _slot(self) -> asyncio.Semaphore:
         loop = asyncio.get_running_loop()
-        if loop not in self._slots:  # a semaphore belongs to the loop that first waits for it
-            self._slots[loop] = asyncio.Semaphore(self._max_concurrency)
-        return self._slots[loop]
+        if (slots := self._slots.get(loop)) is None:  # a semaphore belongs to the loop that first waits for it
+            slots = self._slots[loop] = asyncio.Semaphore(self._max_concurrency)
+        return slots
 
 
 def _read(reply: JudgeReply, ids: tuple[str, ...]) -> ReadVerdict:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 
 from art_ruler.errors import ConfigError
 from art_ruler.types import JudgeReply, Usage
@@ -14,7 +13,7 @@ class Meter:
 
     def __init__(self, whole: Meter | None = None) -> None:
         self._whole = whole
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
         self._cost_usd: float | None = None
         self._lock = threading.Lock()
 
@@ -26,7 +25,8 @@ class Meter:
     def add(self, *, cost_usd: float | None = None, **counts: int) -> None:
         """Add to the fields of `Usage`."""
         with self._lock:
-            self._counts.update(counts)
+            for name, count in counts.items():
+                self._counts[name] = self._counts.get(name, 0) + count
             if cost_usd is not None:
                 self._cost_usd = (self._cost_usd or 0.0) + cost_usd
         if self._whole is not None:

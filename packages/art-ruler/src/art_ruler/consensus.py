@@ -41,6 +41,8 @@ def orders(count: int, num_passes: int, draw: random.Random, *, in_turn: bool = 
 
 def average(passes: Sequence[Scores]) -> dict[int, float]:
     """The mean of the passes that scored a member."""
+    if len(passes) == 1:
+        return dict(passes[0])
     members = sorted({member for scores in passes for member in scores})
     return {
         member: math.fsum(found) / len(found)
@@ -69,6 +71,8 @@ def weighted(judges: Sequence[Scores], weights: Sequence[float]) -> dict[int, fl
     heard = [(scores, weight) for scores, weight in zip(judges, weights, strict=True) if scores and weight > 0]
     if not heard:
         return {}
+    if len(heard) == 1:
+        return dict(heard[0][0])
     total = math.fsum(weight for _, weight in heard)
     return {
         member: math.fsum(scores[member] * weight for scores, weight in heard) / total

@@ -15,7 +15,8 @@ def estimate_tokens(text: str) -> int:
 
     Tokenizers differ between judges; English prose has about four bytes per token, code and JSON about three.
     """
-    return math.ceil(len(text.encode("utf-8", "replace")) / 3)
+    num_bytes = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+    return math.ceil(num_bytes / 3)
 
 
 def transcript_tokens(transcript: Transcript) -> int:

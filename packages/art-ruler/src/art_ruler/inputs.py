@@ -12,9 +12,8 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from art_ruler.errors import DataError
 
@@ -32,16 +31,14 @@ _ROLES = {
 }
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):  # a tuple is made and compared faster than a dataclass
     """One piece of a message. `kind` is from a fixed set; all text that came from outside is in `text`."""
 
     kind: str
     text: str
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """The blocks of one message; never none, so that an empty message is seen to be there."""
 
     blocks: tuple[Block, ...]
@@ -83,11 +80,13 @@ def check_trajectories(trajectories: Sequence[Any], *, tools: Sequence[Any] | No
 
 def digest(transcript: Transcript) -> str:
     """Equal for equal transcripts only."""
-    # Lengths keep apart what would read the same when joined.
-    parts = [
-        "".join(f"{block.kind} {len(block.text)} {block.text}" for block in message.blocks) for message in transcript
-    ]
-    return hashlib.sha256("".join(f"{len(part)} {part}" for part in parts).encode()).hexdigest()
+    parts = []
+    for (blocks,) in transcript:  # lengths keep apart what would read the same when joined
+        part = ""
+        for kind, text in blocks:
+            part += f"{kind} {len(text)} {text}"
+        parts.append(f"{len(part)} {part}")
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def common_prefix_length(transcripts: Sequence[Transcript]) -> int:
@@ -97,16 +96,17 @@ def common_prefix_length(transcripts: Sequence[Transcript]) -> int:
     """
     if not transcripts:
         return 0
-    limit = max(0, min(len(transcript) for transcript in transcripts) - 1)
-    first = transcripts[0]
+    limit = max(0, min(map(len, transcripts)) - 1)
     if len(transcripts) == 1:
-        return next((i for i, message in enumerate(first[:limit]) if message.is_assistant), limit)
-    return next((i for i in range(limit) if any(other[i] != first[i] for other in transcripts[1:])), limit)
+        return next((i for i, message in enumerate(transcripts[0][:limit]) if message.is_assistant), limit)
+    # What the least and the greatest share, in the order of tuples, all between them share.
+    least, greatest = min(transcripts), max(transcripts)
+    return next((i for i in range(limit) if least[i] != greatest[i]), limit)
 
 
 def _conversation(trajectory: Any, where: str) -> Transcript:
     if _is_list(trajectory):
-        messages = list(trajectory)
+        messages = trajectory
     else:
         exchanges = _field(trajectory, "exchanges")
         if exchanges is not None:
@@ -120,9 +120,9 @@ def _conversation(trajectory: Any, where: str) -> Transcript:
                 f"{where} is a {type(trajectory).__name__} without messages; wanted a list of messages, or an object "
                 "or dict that has `messages`"
             )
-        messages = list(found)
+        messages = found
     transcript = _messages(messages, where)
-    for extra in _field(trajectory, "additional_histories") or () if not _is_list(trajectory) else ():
+    for extra in _field(trajectory, "additional_histories") or () if messages is not trajectory else ():
         transcript += (_SEPARATOR, *_conversation(extra, f"{where}: additional history"))
     return transcript or (Message((Block("note", "(no messages)"),)),)
 
@@ -132,32 +132,40 @@ _SEPARATOR = Message((Block("note", "(another conversation of the same attempt)"
 
 def _of_exchanges(exchanges: Iterable[Any], where: str) -> Transcript:
     """Model calls in order: each that continues a conversation replaces it, any other stands on its own."""
-    histories: list[list[Any]] = []
+    histories: list[Transcript] = []
     for exchange in exchanges:
         asked = list(_field(exchange, "messages") or ())
-        whole = [*asked, _field(exchange, "response")]
-        if histories and len(asked) >= len(histories[-1]):
-            before = _messages(histories[-1], where)
-            if _messages(asked[: len(histories[-1])], where) == before:
-                histories[-1] = whole
-                continue
-        histories.append(whole)
+        read = _messages([*asked, _field(exchange, "response")], where)
+        if histories and len(asked) >= len(histories[-1]) and read[: len(histories[-1])] == histories[-1]:
+            histories[-1] = read
+        else:
+            histories.append(read)
     shown: list[Message] = []
     for history in histories:
-        shown += ([_SEPARATOR] if shown else []) + list(_messages(history, where))
+        shown += [_SEPARATOR, *history] if shown else history
     return tuple(shown) or (Message((Block("note", "(no messages)"),)),)
 
 
+class _BadMessageError(Exception):
+    """What is wrong with a message, in words that follow the name of its place."""
+
+
 def _messages(messages: Sequence[Any], where: str) -> Transcript:
-    numbers: dict[str, int] = {}
-    return tuple(_message(message, numbers, f"{where}, message {i}") for i, message in enumerate(messages))
+    numbers: dict[str, int] = {}  # of calls by their ids, and under "" how many there were
+    read = []
+    for message in messages:
+        try:
+            read.append(_message(message, numbers))
+        except _BadMessageError as error:
+            raise DataError(f"{where}, message {len(read)}{error}") from None
+    return tuple(read)
 
 
-def _message(message: Any, numbers: dict[str, int], where: str) -> Message:
+def _message(message: Any, numbers: dict[str, int]) -> Message:
     if type(message) is dict and len(message) == 2:  # by far the most common one needs no search
         role, content = message.get("role"), message.get("content")
-        if type(content) is str and role in ("system", "user", "assistant") and content.strip():
-            return Message((Block(role, _clean(content)),))
+        if type(role) is type(content) is str and (kind := _ROLES.get(role)) and _says_something(content):
+            return Message((Block(kind, _clean(content)),))
     get = _getter(message)
     role = get("role")
     if role is None and (wrapped := get("message")) is not None:  # a choice of a chat completion
@@ -165,45 +173,48 @@ def _message(message: Any, numbers: dict[str, int], where: str) -> Message:
         role = get("role")
     role = role or get("type")
     if not isinstance(role, str) or isinstance(message, str):
-        raise DataError(
-            f"{where} is a {type(message).__name__} without a role; wanted a chat message such as "
+        raise _BadMessageError(
+            f" is a {type(message).__name__} without a role; wanted a chat message such as "
             '{"role": "user", "content": "..."}'
         )
+    role = str.__str__(role)  # of a member of an enum that is a string: its value
     kind = _ROLES.get(role, "other")
     blocks: list[Block] = []
     for name in ("reasoning_content", "reasoning"):
         reasoning = get(name)
-        if isinstance(reasoning, str) and reasoning.strip():
+        if isinstance(reasoning, str) and _says_something(reasoning):
             blocks.append(Block("reasoning", _clean(reasoning)))
             break
-    blocks += _content(get("content"), kind, where)
+    content = get("content")
+    if isinstance(content, str):
+        if _says_something(content):
+            blocks.append(Block(kind, _clean(content)))
+    elif content is not None:
+        blocks += _parts(content, kind)
     refusal = get("refusal")
     if isinstance(refusal, str) and refusal:
         blocks.append(Block(kind, _clean(f"(refusal) {refusal}")))
-    blocks += _calls(get, numbers, where)
-    if kind == "tool":
-        blocks = [Block("tool", _label(get, numbers) + block.text) for block in blocks or [Block("tool", EMPTY)]]
-    elif kind == "other":
-        blocks = [Block("other", f"role {_clean(role)}: {block.text}") for block in blocks or [Block("other", EMPTY)]]
-    if not any(block.kind != "reasoning" for block in blocks):
+    calls, old_style, invalid = get("tool_calls"), get("function_call"), get("invalid_tool_calls")
+    if calls or old_style or invalid:
+        blocks += _calls(calls or (), invalid or (), old_style, numbers)
+    if kind in ("tool", "other"):
+        label = _label(get, numbers) if kind == "tool" else f"role {_clean(role)}: "
+        return Message(tuple([Block(kind, label + block.text) for block in blocks] or [Block(kind, label + EMPTY)]))
+    if all(block.kind == "reasoning" for block in blocks):
         blocks.append(Block(kind, EMPTY_ANSWER if kind == "assistant" else EMPTY))
     return Message(tuple(blocks))
 
 
 def _label(get: _Getter, numbers: dict[str, int]) -> str:
-    number = numbers.get(str(get("tool_call_id") or ""))
-    name = get("name")
+    call_id, name = get("tool_call_id"), get("name")
+    number = numbers.get(str(call_id)) if call_id else None
     words = ([f"#{number}"] if number else []) + ([_clean(name)] if isinstance(name, str) and name else [])
     return " ".join(words) + ": " if words else ""
 
 
-def _content(content: Any, kind: str, where: str) -> list[Block]:
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [Block(kind, _clean(content))] if content.strip() else []
+def _parts(content: Any, kind: str) -> list[Block]:
     if not _is_list(content):
-        raise DataError(f"{where}: content is a {type(content).__name__}; wanted a text, a list of parts, or null")
+        raise _BadMessageError(f": content is a {type(content).__name__}; wanted a text, a list of parts, or null")
     blocks: list[Block] = []
     for part in content:
         block = _part(part, kind)
@@ -218,42 +229,40 @@ def _content(content: Any, kind: str, where: str) -> list[Block]:
 
 def _part(part: Any, kind: str) -> Block | None:
     if isinstance(part, str):
-        return Block(kind, _clean(part)) if part.strip() else None
+        return Block(kind, _clean(part)) if _says_something(part) else None
     of = _field(part, "type")
     if of in ("tool_use", "function_call"):
         return None  # shown once, with the tool calls of the message
     for name in ("reasoning", "thinking"):
         text = _field(part, name)
         if of in ("reasoning", "thinking") and isinstance(text, str):
-            return Block("reasoning", _clean(text)) if text.strip() else None
+            return Block("reasoning", _clean(text)) if _says_something(text) else None
     for name in ("text", "refusal"):
         text = _field(part, name)
         if isinstance(text, str):
-            return Block(kind, _clean(text)) if text.strip() else None
+            return Block(kind, _clean(text)) if _says_something(text) else None
     # A picture or a file: the judge learns that it was there, and equal ones are equal.
     plain = json.dumps(_plain(part), sort_keys=True, default=str)
     return Block(kind, f"({_clean(str(of or 'part'))} {hashlib.sha256(plain.encode()).hexdigest()[:8]})")
 
 
-def _calls(get: _Getter, numbers: dict[str, int], where: str) -> list[Block]:
-    blocks = []
-    calls = get("tool_calls") or ()
-    old_style = get("function_call")
-    invalid = get("invalid_tool_calls") or ()
+def _calls(calls: Any, invalid: Any, old_style: Any, numbers: dict[str, int]) -> list[Block]:
     if not _is_list(calls) or not _is_list(invalid):
-        raise DataError(f"{where}: tool_calls are not a list; wanted a list of calls, or none")
+        raise _BadMessageError(": tool_calls are not a list; wanted a list of calls, or none")
+    blocks = []
     for call in [*calls, *invalid, *([old_style] if old_style else [])]:
         of_function = _getter(_field(call, "function") or call)
-        name = of_function("name")
-        arguments = next(
-            (found for key in ("arguments", "args", "input") if (found := of_function(key)) is not None), ""
-        )
+        for key in ("arguments", "args", "input"):
+            if (arguments := of_function(key)) is not None:
+                break
+        else:
+            arguments = ""
         if not isinstance(arguments, str):
             arguments = json.dumps(_plain(arguments), ensure_ascii=False, default=str)
-        call_id = _field(call, "id")
-        number = len(numbers) + 1
-        numbers[str(call_id) if call_id else f"call without an id {number}"] = number
-        blocks.append(Block("call", _clean(f"#{number} {name or '(no name)'} {arguments}")))
+        number = numbers[""] = numbers.get("", 0) + 1  # counted: some servers give every call the same id
+        if call_id := _field(call, "id"):
+            numbers[str(call_id)] = number
+        blocks.append(Block("call", _clean(f"#{number} {of_function('name') or '(no name)'} {arguments}")))
     return blocks
 
 
@@ -310,9 +319,15 @@ def _is_list(value: Any) -> bool:
     return type(value) in (list, tuple) or (isinstance(value, Sequence) and not isinstance(value, str | bytes))
 
 
+def _says_something(text: str) -> bool:
+    return bool(text) and not text.isspace()
+
+
 _UNSENDABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def _clean(text: str) -> str:
     """`text` without what no JSON request can carry: NUL, and halves of surrogate pairs."""
+    if text.isascii() and "\0" not in text:  # most are, and this is found much faster
+        return text
     return _UNSENDABLE.sub("\ufffd", text)

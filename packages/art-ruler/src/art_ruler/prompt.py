@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from art_ruler.inputs import Block, Transcript
+from art_ruler.inputs import Transcript
 from art_ruler.types import ChatMessage
 
 PROMPT_VERSION = 1
@@ -93,25 +93,26 @@ def draw_ids(count: int, draw: random.Random) -> tuple[str, ...]:
     """Different ids of three consonants, which say nothing about the order."""
     ids: dict[str, None] = {}
     length = 3 if count < 1000 else 5
-    while len(ids) < count:
-        ids["".join(draw.choices(_CONSONANTS, k=length))] = None
+    while missing := count - len(ids):
+        letters = "".join(draw.choices(_CONSONANTS, k=length * missing))
+        ids |= dict.fromkeys(letters[at : at + length] for at in range(0, len(letters), length))
     return tuple(ids)
 
 
 def draw_mark(texts: Sequence[str], draw: random.Random) -> str:
     """A mark that none of `texts` contains in any letter case."""
-    lowered = [text.lower() for text in texts]
+    lowered = "\n".join(texts).lower()
     for length in range(4, 100):
         for _ in range(4):
             mark = "".join(draw.choices(_MARK_LETTERS, k=length))
-            if not any(mark in text for text in lowered):
+            if mark not in lowered:
                 return mark
     raise AssertionError("every mark of up to 99 letters is contained in the texts")
 
 
 def texts_of(transcripts: Sequence[Transcript]) -> list[str]:
     """Every text in the transcripts."""
-    return [block.text for transcript in transcripts for message in transcript for block in message.blocks]
+    return [text for transcript in transcripts for (blocks,) in transcript for _, text in blocks]
 
 
 def repair_messages(
@@ -130,8 +131,4 @@ def repair_messages(
 
 
 def _rendered(transcript: Transcript, mark: str) -> str:
-    return "".join(_rendered_block(block, mark) for message in transcript for block in message.blocks)
-
-
-def _rendered_block(block: Block, mark: str) -> str:
-    return f"<{mark} {block.kind}>\n{block.text}\n"
+    return "".join([f"<{mark} {kind}>\n{text}\n" for (blocks,) in transcript for kind, text in blocks])

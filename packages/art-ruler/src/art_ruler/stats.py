@@ -42,8 +42,9 @@ def flip_rate(passes: Sequence[Scores]) -> float | None:
 
 def ranks(scores: Scores) -> list[int | None]:
     """1 for the highest; equal scores share the better rank; None keeps None."""
-    known = [score for score in scores if score is not None]
-    return [None if score is None else 1 + sum(other > score for other in known) for score in scores]
+    known = sorted((score for score in scores if score is not None), reverse=True)
+    best = {score: rank for rank, score in reversed(list(enumerate(known, 1)))}
+    return [None if score is None else best[score] for score in scores]
 
 
 def num_beaten(scores: Scores) -> list[float | None]:

@@ -146,7 +146,7 @@ def _score(value: Any) -> float:
         raise ValueError("is missing")
     if isinstance(value, str) and _DECIMAL.fullmatch(value.strip()):
         value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if type(value) not in (float, int):  # a bool is neither here
         raise ValueError(f"is a {type(value).__name__}, not a number")
     if not 0 <= value <= 1:  # NaN and infinities are not either
         raise ValueError("is not between 0 and 1")
@@ -154,11 +154,13 @@ def _score(value: Any) -> float:
 
 
 def _explanation(value: Any) -> str:
+    if isinstance(value, str):
+        return value
     if value is None:
         return ""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return "\n".join(value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _why_no_json(text: str) -> str:
