@@ -213,12 +213,12 @@ def test_headers_are_sent_and_stand_nowhere_else(tmp_path: Path, command: str) -
 
 def test_a_group_gets_no_more_time_than_it_may_take(tmp_path: Path) -> None:
     def handler(request: ServedRequest) -> Answer:
-        return Answer(fair(request), latency_s=30 if number_in(request) == 1 else 0)
+        return Answer(fair(request), latency_s=90 if number_in(request) == 1 else 0)
 
     with FakeJudgeServer(handler) as server:
-        done = run(tmp_path, *score_words(server, groups_file(tmp_path, 2), "--total-timeout", 8))
+        done = run(tmp_path, *score_words(server, groups_file(tmp_path, 2), "--total-timeout", 20))
     assert done.returncode == 1
-    assert "groups.jsonl:2: no attempt was judged: not judged within total_timeout_s=8.0" in done.stderr
+    assert "groups.jsonl:2: no attempt was judged: not judged within total_timeout_s=20.0" in done.stderr
     assert [line["ruler"]["line"] for line in lines_of(tmp_path / "out.jsonl")] == [1]
 
 
