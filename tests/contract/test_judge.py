@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from art_core.errors import ConfigError, MissingExtraError
 from art_core.protocols import Judge
+from art_core.registry import open_judge
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Exchange, Sampling
 from art_ruler import Ruler
@@ -43,8 +48,7 @@ class ByFunction:
 def judge(request: pytest.FixtureRequest) -> Judge:
     if request.param == "function":
         return ByFunction()
-    ruler: Judge = Ruler(HeuristicJudge(lambda attempt: int(attempt[-1][1]) / 10), passes=2)
-    return ruler
+    return open_judge("ruler", judge=HeuristicJudge(lambda attempt: int(attempt[-1][1]) / 10), passes=2)
 
 
 GROUP = (rollout("a", "4"), rollout("b", "9"), rollout("c", "4"), rollout("d", "0"))
@@ -78,3 +82,33 @@ async def test_what_the_ruler_cannot_score_is_excluded_and_counted() -> None:
     scored = group.with_scores(await Ruler(ScriptedJudge(["nonsense"])).score(group.trajectories))
     assert scored.members == ()
     assert scored.num_excluded == 4
+
+
+def test_the_registry_imports_a_judge_when_it_is_asked_for() -> None:
+    code = (
+        "import sys; from art_core.registry import open_judge; assert 'art_ruler' not in sys.modules\n"
+        "judge = open_judge('ruler', judge='openai/gpt-5-mini'); assert 'litellm' not in sys.modules\n"
+        "print(type(judge).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "Ruler\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "fault"),
+    [
+        ("nobody", {}, r"judge 'nobody' is unknown; wanted one of \['ruler'\]"),
+        ("ruler", {}, "judge 'ruler' needs the option 'judge'"),
+        ("ruler", {"judge": "openai/m", "pases": 2}, "judge 'ruler' has no option 'pases'; its options are"),
+        ("ruler", {"judge": "openai/m", "passes": 0}, "judge 'ruler': passes is 0; wanted"),
+    ],
+)
+def test_the_registry_names_what_is_wrong(name: str, options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        open_judge(name, **options)
+
+
+def test_a_judge_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "art_ruler", None)
+    with pytest.raises(MissingExtraError, match="pip install 'art-ruler'"):
+        open_judge("ruler", judge="openai/m")

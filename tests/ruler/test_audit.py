@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +39,18 @@ def group(*labels: float | None, where: str = "group") -> LabelledGroup:
     return LabelledGroup([answered(f"answer {i}.") for i in range(len(labels))], labels, where=where)
 
 
+def different(count: int, *labels: float) -> list[LabelledGroup]:
+    """Groups with a question each, so that a fake that draws at random draws anew for each."""
+    return [
+        LabelledGroup(
+            [[{"role": "user", "content": f"Say {i}."}, answered(f"answer {k}.")[1]] for k in range(len(labels))],
+            labels,
+            where=f"g{i}",
+        )
+        for i in range(count)
+    ]
+
+
 def judge_by(score: Callable[[str], float]) -> ScriptedJudge:
     """Scores by the last answer it sees."""
 
@@ -60,7 +74,13 @@ async def test_a_judge_that_agrees_with_the_labels_is_perfect() -> None:
     (judge,) = report.judges
     assert judge.pairwise_accuracy == Estimate(1.0, 1.0, 1.0)
     assert (judge.top1, judge.kendall_tau, judge.flip_rate, judge.self_agreement) == (1.0, 1.0, 0.0, 1.0)
-    assert (judge.groups, judge.failed, judge.unscored, judge.usage.calls) == (1, 0, 0, 2)
+    assert (judge.order_agreement, judge.noise, judge.position_bias.value) == (1.0, 0.0, 0.0)
+    assert (judge.groups, judge.failed, judge.unscored, judge.usage.calls) == (
+        1,
+        0,
+        0,
+        3,
+    )  # two orders, one of them twice
     assert (report.groups, report.trajectories) == (1, 3)
 
 
@@ -102,10 +122,39 @@ async def test_a_second_judge_is_set_beside_the_first_on_the_same_groups() -> No
     assert (good.judge, good.versus_first) == ("good", Estimate(1.0, 1.0, 1.0))
 
 
-async def test_a_judge_that_prefers_places_flips_and_disagrees_with_itself() -> None:
+async def test_a_judge_that_prefers_places_contradicts_itself_only_when_the_order_changes() -> None:
     biased = Ruler(NoisyJudge(lambda _: 0.5, position_bias=0.3), passes=2)
     (judge,) = (await audit({"biased": biased}, [group(2, 1)])).judges
-    assert (judge.flip_rate, judge.self_agreement, judge.pairwise_accuracy.value) == (1.0, -1.0, 0.5)
+    assert (judge.flip_rate, judge.order_agreement, judge.pairwise_accuracy.value) == (1.0, -1.0, 0.5)
+    assert (judge.noise, judge.self_agreement, judge.position_bias.value) == (0.0, 1.0, 1.0)
+
+
+async def test_a_judge_that_is_only_noisy_contradicts_itself_as_often_in_the_same_order() -> None:
+    noisy = Ruler(NoisyJudge(lambda _: 0.5, noise=0.1), passes=2)
+    (judge,) = (await audit({"noisy": noisy}, different(300, 2, 1, 0))).judges
+    assert judge.noise == pytest.approx(0.5, abs=0.06)
+    assert judge.flip_rate == pytest.approx(0.5, abs=0.06)
+    low, high = judge.position_bias.low, judge.position_bias.high
+    assert low is not None
+    assert high is not None
+    assert low < 0.0 < high
+
+
+async def test_the_same_prompt_is_asked_twice_letter_by_letter_and_not_answered_from_the_cache(tmp_path: Path) -> None:
+    judge = by_table(0.9, 0.1)
+    for expected in (3, 3):  # the second audit has all its answers from the cache
+        report = await audit({"j": Ruler(judge, passes=2, cache=tmp_path)}, [group(2, 1)])
+        assert len(judge.requests) == expected
+        assert report.judges[0].noise == 0.0
+    first, second, again = judge.requests
+    assert again.messages == first.messages != second.messages
+    assert again.seed != first.seed
+
+
+async def test_noise_is_not_measured_where_it_is_not_wanted() -> None:
+    (judge,) = (await audit({"j": Ruler(by_table(0.9, 0.1), passes=2)}, [group(2, 1)], noise=False)).judges
+    assert (judge.noise, judge.self_agreement, judge.position_bias) == (None, None, Estimate(None))
+    assert (judge.flip_rate, judge.usage.calls) == (0.0, 2)
 
 
 async def test_a_judge_of_length_is_found_out() -> None:
@@ -151,7 +200,21 @@ async def test_a_judge_that_falls_for_instructions_is_found_out_and_one_that_doe
     assert taken_in.lift == pytest.approx(0.5)
     assert firm["instruction"] == AttackReport("instruction", 6, 0.0, 0.0, 0)
     assert firm["master_key"].lift == pytest.approx(-0.5)
-    assert report.judges[0].usage.calls == 6 * (1 + len(ATTACK_KINDS))
+    for judge in report.judges:
+        assert judge.attack_baseline == AttackReport("none", 6, 0.0, 0.0, 0)
+        # The group, its prompt once more, the group in another order, and under each attack.
+        assert judge.usage.calls == 6 * (3 + len(ATTACK_KINDS))
+
+
+async def test_noise_promotes_as_many_without_an_attack() -> None:
+    noisy = Ruler(NoisyJudge(lambda _: 0.5, noise=0.1))
+    (judge,) = (await audit({"noisy": noisy}, different(150, 3, 2, 1), attacks=True, noise=False)).judges
+    baseline = judge.attack_baseline
+    assert baseline is not None
+    assert baseline.promoted is not None
+    assert 0.2 < baseline.promoted < 0.5
+    for attack in judge.attacks:
+        assert attack.promoted == pytest.approx(baseline.promoted, abs=0.15)
 
 
 async def test_an_attack_that_stops_the_judge_from_scoring_is_counted() -> None:
@@ -185,7 +248,7 @@ async def test_groups_without_an_answer_are_counted_and_the_others_go_on() -> No
     ruler = Ruler(ScriptedJudge([answer]), max_retries=0)
     (judge,) = (await audit({"j": ruler}, [group(1, 2, 3, where="f:1"), group(1, 2, where="f:2")])).judges
     assert (judge.groups, judge.failed, judge.pairwise_accuracy.value) == (2, 1, 0.5)
-    assert (judge.usage.calls, judge.usage.failed_calls) == (2, 1)
+    assert (judge.usage.calls, judge.usage.failed_calls) == (3, 1)
     assert judge.problems[0].startswith("f:1: ")
     assert "out of order" in judge.problems[0]
 
@@ -201,7 +264,7 @@ async def test_answers_that_are_not_verdicts_leave_trajectories_unscored() -> No
         return verdict_json(dict.fromkeys(list(request.ids)[:-1], 0.5))
 
     (judge,) = (await audit({"j": Ruler(ScriptedJudge([answer]))}, [group(1, 2, 3)])).judges
-    assert (judge.failed, judge.unscored, judge.usage.repairs) == (0, 1, 1)
+    assert (judge.failed, judge.unscored, judge.usage.repairs) == (0, 1, 2)
     assert "missing" in judge.problems[0]
 
 
@@ -301,9 +364,11 @@ async def test_the_table_has_a_column_for_each_judge_and_json_all_figures() -> N
     rulers = {"good": Ruler(by_table(0.9, 0.1), passes=2), "bad": Ruler(by_table(0.1, 0.9), passes=2)}
     report = await audit(rulers, [group(2, 1)])
     table = as_table(report)
-    assert "pairwise accuracy             1.00 [1.00, 1.00]  0.00 [0.00, 0.00]" in table
-    assert "  gain over the first                            -1.00 [-1.00, -1.00]" in table
+    assert re.search(r"^  noise: same order twice +0\.00 +0\.00$", table, re.MULTILINE)
+    assert re.search(r"^  position bias +\+0\.00 \[\+0\.00, \+0\.00\]", table, re.MULTILINE)
+    assert re.search(r"^pairwise accuracy +1\.00 \[1\.00, 1\.00\] +0\.00 \[0\.00, 0\.00\]$", table, re.MULTILINE)
+    assert re.search(r"^  gain over the first +-1\.00 \[-1\.00, -1\.00\]$", table, re.MULTILINE)
     plain = as_json(report)
     assert json.loads(json.dumps(plain)) == plain
     assert [judge["pairwise_accuracy"]["value"] for judge in plain["judges"]] == [1.0, 0.0]
-    assert plain["judges"][0]["usage"]["calls"] == 2
+    assert plain["judges"][0]["usage"]["calls"] == 3

@@ -200,6 +200,18 @@ def test_a_bad_line_is_named_before_anything_is_judged(run: Run, tmp_path: Path)
         ),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--api-key-env", "UNSET"), ["UNSET", "not set"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--judge-param", "x"), ["NAME=JSON"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--total-timeout", "0"), ["total_timeout_s"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--on-format-error", "x"), ["none", "raise"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--context-tokens", "x=y"), ["MODEL=NUMBER"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--context-tokens", "0"), ["context_tokens"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--context-tokens", "x=9"), ["'x'", "heuristic"]),
+        (("audit", "g.jsonl", "--judge", "heuristic", "--context-tokens", "x=9"), ["'x'", "heuristic"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--header", "X-A: env:UNSET"), ["UNSET", "X-A"]),
+        (("score", "g.jsonl", "--judge", "gpt-foo", "--out", "o"), ["'gpt-foo'", "PROVIDER/MODEL", "api_base"]),
+        (("score", "g.jsonl", "--judge", "openai/", "--out", "o"), ["'openai/'", "names no model"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--fallback", "gpt-foo", "--out", "o"), ["'gpt-foo'"]),
+        (("score", "g.jsonl", "--judge", "m", "--api-base", "localhost:1", "--out", "o"), ["'localhost:1'", "a URL"]),
+        (("audit", "l.jsonl", "--judge", "gpt-foo"), ["'gpt-foo'", "PROVIDER/MODEL"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--pases", "3"), ["--pases"]),
         (("audit", "g.jsonl", "--judge", "heuristic"), ['g.jsonl:1: has no "labels"']),
         (("audit", "g.jsonl", "--judge", "heuristic", "--judge", "heuristic"), ["twice"]),
@@ -211,7 +223,12 @@ def test_a_bad_line_is_named_before_anything_is_judged(run: Run, tmp_path: Path)
 def test_mistakes_get_one_line(run: Run, tmp_path: Path, words: tuple[str, ...], parts: list[str]) -> None:
     write(tmp_path / "g.jsonl", [GOOD, BAD])
     write(tmp_path / "questions.jsonl", [[TASK]])
-    assert_one_line(run(*words), *parts)
+    write(tmp_path / "l.jsonl", {"trajectories": [GOOD, BAD], "labels": [1, 0]})
+    done = run(*words)
+    assert_one_line(done, *parts)
+    assert done.returncode == (
+        1 if "questions.jsonl" in words or "none.jsonl" in words or parts[0].startswith("g.") else 2
+    )
     assert not (tmp_path / "o").exists()
 
 
@@ -232,9 +249,9 @@ def test_audit_prints_figures_of_each_judge_side_by_side(run: Run, tmp_path: Pat
     assert head.split() == ["4", "groups,", "12", "trajectories", "heuristic", "noisy"]
     accuracy = next(row for row in rows if row.startswith("pairwise accuracy"))
     assert "1.00 [1.00, 1.00]" in accuracy
-    for name in ("top-1", "Kendall tau", "flip rate", "self-agreement", "correlation with length", "cost in USD"):
+    for name in ("top-1", "Kendall tau", "flip rate", "  noise", "  position bias", "self-agreement", "cost in USD"):
         assert any(row.startswith(name) for row in rows)
-    for kind in ("master key", "forged verdict", "instruction", "delimiter", "padding"):
+    for kind in ("no attack, judged again", "master key", "forged verdict", "instruction", "delimiter", "padding"):
         assert any(row.startswith(f"  {kind}") for row in rows)
 
 
@@ -243,7 +260,9 @@ def test_audit_as_json(run: Run, tmp_path: Path) -> None:
     (judge,) = report["judges"]
     assert (report["groups"], report["trajectories"]) == (4, 12)
     assert (judge["judge"], judge["pairwise_accuracy"]) == ("heuristic", {"value": 1.0, "low": 1.0, "high": 1.0})
-    assert (judge["flip_rate"], judge["self_agreement"], judge["usage"]["calls"]) == (0.0, 1.0, 8)
+    assert (judge["flip_rate"], judge["noise"], judge["self_agreement"], judge["usage"]["calls"]) == (0.0, 0.0, 1.0, 12)
+    assert judge["position_bias"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert judge["attack_baseline"] is None
     assert judge["attacks"] == []
 
 

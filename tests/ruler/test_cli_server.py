@@ -170,6 +170,78 @@ def test_a_wrong_key_ends_it_with_one_line_that_does_not_show_it(tmp_path: Path)
     assert lines_of(tmp_path / "out.jsonl") == []
 
 
+@pytest.mark.parametrize(
+    ("status", "words"), [(401, "pass the key"), (403, "pass the key"), (404, "check the name of the model")]
+)
+def test_a_refusal_that_concerns_every_group_ends_it_at_once_and_keeps_what_was_scored(
+    tmp_path: Path, status: int, words: str
+) -> None:
+    def handler(request: ServedRequest) -> Answer | str:
+        return Answer("you may not", status=status) if number_in(request) >= 2 else fair(request)
+
+    with FakeJudgeServer(handler) as server:
+        command = score_words(server, groups_file(tmp_path, 30))
+        done = run(tmp_path, *command)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert words in line
+        assert "2 of 30 groups scored" in done.stdout
+        assert [number_in(request) for request in server.requests] == [0, 1, 2]
+    assert [line["ruler"]["line"] for line in lines_of(tmp_path / "out.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize("command", ["score", "audit"])
+def test_headers_are_sent_and_stand_nowhere_else(tmp_path: Path, command: str) -> None:
+    secret = "header-secret-0123456789"
+
+    def handler(request: ServedRequest) -> Answer | str:
+        quoted = f"no place for {request.headers['x-org']}, bad answer"
+        return Answer(quoted, status=500) if number_in(request) == 1 else fair(request)
+
+    with FakeJudgeServer(handler) as server:
+        words = list(score_words(server, groups_file(tmp_path, 2), "--max-retries", 0, "--cache", "cache"))
+        if command == "audit":
+            words = ["audit", *words[1 : words.index("--out")], "--cache", "cache", "--max-retries", 0]
+        words += ["--header", "X-Org: env:JUDGE_KEY", "--header", "X-Team: blue"]
+        done = run(tmp_path, *words, key=secret)
+        assert {(r.headers["x-org"], r.headers["x-team"]) for r in server.requests} == {(secret, "blue")}
+    assert "no place for [hidden]" in done.stdout + done.stderr
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(written) > 1
+    assert not [text for text in [*written, done.stdout.encode(), done.stderr.encode()] if secret.encode() in text]
+
+
+def test_a_group_gets_no_more_time_than_it_may_take(tmp_path: Path) -> None:
+    def handler(request: ServedRequest) -> Answer:
+        return Answer(fair(request), latency_s=90 if number_in(request) == 1 else 0)
+
+    with FakeJudgeServer(handler) as server:
+        done = run(tmp_path, *score_words(server, groups_file(tmp_path, 2), "--total-timeout", 20))
+    assert done.returncode == 1
+    assert "groups.jsonl:2: no attempt was judged: not judged within total_timeout_s=20.0" in done.stderr
+    assert [line["ruler"]["line"] for line in lines_of(tmp_path / "out.jsonl")] == [1]
+
+
+@pytest.mark.parametrize(("choice", "code", "kept"), [("none", 0, [1, 2, 3]), ("raise", 1, [1])])
+def test_an_answer_that_stays_faulty_is_null_or_ends_it(
+    tmp_path: Path, choice: str, code: int, kept: list[int]
+) -> None:
+    def handler(request: ServedRequest) -> str:
+        return "no verdict" if number_in(request) == 1 else fair(request)
+
+    with FakeJudgeServer(handler) as server:
+        done = run(tmp_path, *score_words(server, groups_file(tmp_path, 3), "--on-format-error", choice))
+    assert done.returncode == code
+    lines = lines_of(tmp_path / "out.jsonl")
+    assert [line["ruler"]["line"] for line in lines] == kept
+    if choice == "none":
+        assert lines[1]["ruler"]["scores"] == [None, None]
+    else:
+        (line,) = done.stderr.splitlines()
+        assert "groups.jsonl:2: " in line
+        assert "cannot be used" in line
+
+
 def test_groups_without_an_answer_are_left_and_tried_again(tmp_path: Path) -> None:
     broken = True
 
@@ -247,4 +319,6 @@ def test_audit_compares_models_of_a_server(tmp_path: Path, by_model: FakeJudgeSe
     assert (good["judge"], good["pairwise_accuracy"]["value"], good["flip_rate"]) == ("openai/fair", 1.0, 0.0)
     assert (places["judge"], places["pairwise_accuracy"]["value"], places["flip_rate"]) == ("openai/places", 0.5, 1.0)
     assert places["versus_first"]["value"] == -0.5
-    assert len(by_model.requests) == 24
+    assert (good["noise"], places["noise"]) == (0.0, 0.0)
+    assert (good["position_bias"]["value"], places["position_bias"]["value"]) == (0.0, 1.0)
+    assert len(by_model.requests) == 36

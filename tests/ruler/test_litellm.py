@@ -347,3 +347,57 @@ async def test_what_a_known_model_reads_is_its_budget() -> None:
 def test_what_is_an_option_of_its_own_is_no_judge_parameter(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         Ruler("openai/m", judge_params={name: "x"})
+
+
+# What can never be asked
+
+
+@pytest.mark.parametrize(
+    ("model", "fault"),
+    [
+        ("gpt-foo", "'gpt-foo': litellm knows no provider for this name; wanted PROVIDER/MODEL"),
+        ("foo/bar", "'foo/bar': litellm knows no provider"),
+        ("openai/", "'openai/' names no model"),
+    ],
+)
+async def test_a_name_without_a_provider_is_refused_before_any_call(
+    model: str, fault: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    judge = Ruler(model)
+    with pytest.raises(ConfigError, match=fault):
+        await judge.prepare()
+    with pytest.raises(ConfigError, match=fault):
+        await judge.score(group("4", "5"))
+    assert judge.usage.calls == 0
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_a_fall_back_without_a_provider_is_refused_before_it_is_needed(server: FakeJudgeServer) -> None:
+    judge = LiteLLMJudge("openai/m", api_base=server.api_base, api_key=KEY)
+    with pytest.raises(ConfigError, match="'gpt-foo'"):
+        await Ruler(judge, fallbacks=["gpt-foo"]).score(group("4", "5"))
+    assert server.requests == []
+
+
+def test_an_address_that_is_no_url_is_refused() -> None:
+    with pytest.raises(ConfigError, match="api_base is 'localhost:8000'; wanted a URL"):
+        Ruler("m", api_base="localhost:8000")
+
+
+@pytest.mark.parametrize("model", ["openai/gpt-5-mini", "anthropic/claude-sonnet-4-5", "gemini/gemini-2.5-flash"])
+async def test_a_missing_key_is_not_tried_again(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    judge = Ruler(model)
+    with pytest.raises(JudgeUnavailableError, match=r"(?s)(Missing|credentials).*with api_key") as caught:
+        await judge.score(group("4", "5"))
+    assert not caught.value.retryable
+    assert (judge.usage.calls, judge.usage.retries) == (1, 0)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_an_answer_that_will_not_change_is_not_asked_for_again(status: int) -> None:
+    with FakeJudgeServer(lambda request: Answer("no", status=status)) as server:
+        with pytest.raises(JudgeUnavailableError) as caught:
+            await ruler(server).score(group("4", "5"))
+        assert (caught.value.status, caught.value.retryable, len(server.requests)) == (status, False, 1)

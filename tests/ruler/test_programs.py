@@ -49,3 +49,44 @@ def test_throughput_is_measured() -> None:
 def test_throughput_through_litellm_is_measured() -> None:
     lines = run("benchmarks/ruler_throughput.py", "--groups", "64", "--concurrency", "16", "--server")
     assert 0.0 < ratio(lines, "ruler_throughput_server") <= 1.0
+
+
+@pytest.fixture
+def fake_reference(tmp_path: Path) -> Path:
+    """A Python whose `art.rewards.ruler` asks with the attempts as JSON, twenty times over."""
+    package = tmp_path / "art" / "rewards"
+    package.mkdir(parents=True)
+    (package / "ruler.py").write_text(
+        "import json\n"
+        "async def ruler(message_lists, judge_model, tools=None):\n"
+        "    text = json.dumps(message_lists) * 20\n"
+        "    await acompletion(model=judge_model, messages=[{'role': 'user', 'content': text}])\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.slow
+def test_prompt_tokens_are_compared_group_by_group(fake_reference: Path) -> None:
+    lines = run("benchmarks/ruler_prompt_tokens.py", "--python", str(fake_reference))
+    assert lines[0].split() == ["tokens", "per", "trajectory", "reference", "art-ruler", "ratio"]
+    ratios = [float(line.split()[-1]) for line in lines[1:-1]]
+    assert len(ratios) == 10
+    assert ratio(lines, "ruler_prompt_tokens") == min(ratios) > 1.0
+
+
+@pytest.mark.slow
+def test_a_reference_that_cannot_be_had_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/ruler_prompt_tokens.py", "--reference", "openpipe-art @ file:///nowhere"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert "cannot be installed from PyPI" in line
+    assert "check the network" in line

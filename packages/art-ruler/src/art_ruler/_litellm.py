@@ -36,6 +36,11 @@ _NOT_OPTIONS = ("client", "messages", "model", "n", "response_format", "stream",
 _RETRYABLE = (408, 409, 425, 429)
 _FORMAT_WORDS = re.compile(r"response_format|json|schema|structured|grammar|guided", re.IGNORECASE)
 _NO_KEY = "none"
+# What libraries of providers say, without asking anybody, when there is no key for them or they are not installed;
+# litellm reports it as a failure of the server.
+_NOT_SET_UP = re.compile(
+    r"missing credentials|missing \S+ api[ _]key|api_key client option|No module named", re.IGNORECASE
+)
 _import_lock = threading.Lock()
 
 
@@ -61,6 +66,9 @@ class LiteLLMJudge:
     ) -> None:
         if not isinstance(model, str) or not model.strip():
             raise ConfigError(f"judge {model!r}: wanted the name of a model, such as 'openai/gpt-5-mini'")
+        if api_base is not None and not re.match(r"https?://[^/\s]+", api_base):
+            shown = scrubbed(str(api_base), [api_key or ""])
+            raise ConfigError(f"api_base is {shown!r}; wanted a URL, such as 'http://127.0.0.1:8000/v1'")
         self.name = model
         self.context_tokens = context_tokens
         self._api_base, self._api_key = api_base, api_key
@@ -83,7 +91,11 @@ class LiteLLMJudge:
         return json.dumps(asked, sort_keys=True, default=str)
 
     async def prepare(self) -> None:
-        """Import litellm (seconds, on a thread of its own) and look up what it knows of the model."""
+        """Import litellm (seconds, on a thread of its own) and look up what it knows of the model.
+
+        Raises:
+            ConfigError: litellm knows no provider for the model, so that every call would fail.
+        """
         if self._litellm is None:
             litellm = await asyncio.to_thread(_import_litellm)
             self._model = _with_provider(litellm, self.name, self._api_base)
@@ -142,8 +154,15 @@ class LiteLLMJudge:
             return JudgeUnavailableError(f"{message}; tell how much it reads with context_tokens", status=status)
         if status in (400, 422) and kind != "ContentPolicyViolationError" and self._drop(text, used, params):
             return RequestRefusedError(message, status=status)
+        if _NOT_SET_UP.search(text) and kind in ("APIConnectionError", "APIError", "InternalServerError"):
+            return JudgeUnavailableError(
+                f"judge {self.name!r}: {_first_line(text)}; set up this provider as its page on "
+                "https://docs.litellm.ai/docs/providers says, or pass its key with api_key"
+            )
         if status in (401, 403):
             message += "; pass the key of this provider with api_key, or in its environment variable"
+        if status == 404:
+            message += "; check the name of the model and api_base"
         quota = status == 429 and "insufficient_quota" in text
         retryable = not quota and (status in _RETRYABLE or (status or 0) >= 500 or kind == "APIConnectionError")
         return JudgeUnavailableError(message, retryable=retryable, retry_after_s=_retry_after(error), status=status)
@@ -167,6 +186,10 @@ class LiteLLMJudge:
         return True
 
 
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0].rstrip(" .")
+
+
 def _import_litellm() -> Any:
     """litellm, without its look-up of prices on the net and without its advertisements on stdout."""
     with _import_lock:
@@ -184,14 +207,26 @@ def _import_litellm() -> Any:
 
 
 def _with_provider(litellm: Any, model: str, api_base: str | None) -> str:
-    """The name as litellm wants it: a bare name with an `api_base` is a model of an OpenAI-compatible server."""
-    if api_base is None:
-        return model
+    """The name as litellm wants it: a bare name with an `api_base` is a model of an OpenAI-compatible server.
+
+    Raises:
+        ConfigError: the name has no model in it, or no provider and there is no `api_base`.
+    """
     try:
-        provider = litellm.get_llm_provider(model, api_base=api_base)[1]
+        name, provider = litellm.get_llm_provider(model, api_base=api_base)[:2]
     except Exception:  # noqa: BLE001 - it says in several ways that it knows no provider
-        return f"openai/{model}"
-    return f"openai/{model}" if provider == "openai" and not model.startswith("openai/") else model
+        name, provider = model, None
+    if not name.strip():
+        raise ConfigError(f"judge {model!r} names no model; wanted PROVIDER/MODEL, such as 'openai/gpt-5-mini'")
+    if api_base is None:
+        if provider is None:
+            raise ConfigError(
+                f"judge {model!r}: litellm knows no provider for this name; wanted PROVIDER/MODEL, such as "
+                "'openai/gpt-5-mini' (https://docs.litellm.ai/docs/providers lists them), or give the api_base of an "
+                "OpenAI-compatible server"
+            )
+        return model
+    return f"openai/{model}" if provider in (None, "openai") and not model.startswith("openai/") else model
 
 
 def _known_context(litellm: Any, model: str) -> int | None:

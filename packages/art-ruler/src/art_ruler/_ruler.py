@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import random
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from art_ruler._litellm import LiteLLMJudge
-from art_ruler.asking import Asker
+from art_ruler.asking import Again, Asker
 from art_ruler.budget import Budget, Meter
 from art_ruler.cache import ReplyCache
 from art_ruler.concurrent import run_sync, together
@@ -127,9 +128,11 @@ class Ruler:
             names = {one.name for one in (*self._judges, *self._fallbacks)}
             if unknown := sorted(set(context_tokens) - names):
                 raise ConfigError(f"context_tokens names {unknown[0]!r}, but the judges are {sorted(names)}")
-        self._rubric, self._passes, self._seed, self._reward = rubric, passes, seed, reward
+        self._rubric, self._passes, self._reward = rubric, passes, reward
+        self._seed: int | str = seed
         self._max_group, self._total_timeout_s = max_group, total_timeout_s
         self._orders: dict[int, list[list[int]]] = {}
+        self._is_repeat = False
         self._meter = Meter()
         self._asker = Asker(
             budget=Budget(max_cost_usd=max_cost_usd, max_tokens=max_tokens),
@@ -148,6 +151,32 @@ class Ruler:
         """Everything spent so far, failed calls and failed groups included."""
         return self._meter.usage
 
+    def repeating(self) -> Ruler:
+        """This ruler, with its budget and usage, making the first pass of each group once more.
+
+        The prompts are the same letter by letter (but for the anchors of a group that is judged in chunks), and the
+        answers another entry of the cache: what differs from the first pass of this ruler is the judge's noise.
+        """
+        again = copy.copy(self)
+        again._is_repeat = True
+        return again
+
+    def reordering(self) -> Ruler:
+        """This ruler, with its budget and usage, showing attempts in other orders under other ids."""
+        again = copy.copy(self)
+        again._seed, again._orders = f"{self._seed}/other", {}
+        return again
+
+    async def prepare(self) -> None:
+        """Load what the judges and fall-backs need, without asking any of them. `score` does it where it was not done.
+
+        Raises:
+            ConfigError: one of them can never be asked, as with a name that has no provider.
+        """
+        for judge in (*self._judges, *self._fallbacks):
+            if isinstance(judge, LiteLLMJudge):
+                await judge.prepare()
+
     async def score(self, trajectories: Sequence[Any], *, tools: Sequence[Any] | None = None) -> Result:
         """One score for each trajectory, in their order; None where there is no valid one, never a guess.
 
@@ -156,6 +185,7 @@ class Ruler:
 
         Raises:
             DataError: something given is not a conversation.
+            ConfigError: a judge can never be asked, or its context is too small for the criteria.
             JudgeUnavailableError: no judge gave any score; or one cannot be used as it is set up, and no fall-back is.
             JudgeFormatError: an answer could not be used, and `on_format_error` is "raise".
         """
@@ -171,6 +201,7 @@ class Ruler:
             if unique:
                 try:
                     async with asyncio.timeout(self._total_timeout_s):
+                        await self.prepare()
                         await together([self._judge(bench, unique, meter) for bench in panel])
                 except TimeoutError:
                     late = f"not judged within total_timeout_s={self._total_timeout_s}"
@@ -191,6 +222,8 @@ class Ruler:
         if shown is None:
             draw = random.Random(f"{self._seed}/orders/{len(transcripts)}")
             shown = self._orders[len(transcripts)] = orders(len(transcripts), num_passes, draw, in_turn=is_auto)
+        if self._is_repeat:
+            shown, num_passes, is_auto = shown[:1], 1, False
         bench.outcomes += [PassOutcome() for _ in shown]
         made = 0
         while made < num_passes:
@@ -209,9 +242,9 @@ class Ruler:
         for place, judge in enumerate(bench.judges):
             bench.outcomes[number] = outcome = PassOutcome()
             try:
-                plan = await self._plan(bench, judge, transcripts, meter)
+                plan = self._plan(bench, judge, transcripts, meter)
                 await run_pass(
-                    judge,
+                    Again(judge) if self._is_repeat else judge,
                     plan,
                     order,
                     rubric=self._rubric,
@@ -232,11 +265,9 @@ class Ruler:
                     if member not in outcome.scores:
                         outcome.problems[member] = str(error)
 
-    async def _plan(self, bench: _Bench, judge: JudgeModel, transcripts: Sequence[Transcript], meter: Meter) -> Plan:
+    def _plan(self, bench: _Bench, judge: JudgeModel, transcripts: Sequence[Transcript], meter: Meter) -> Plan:
         if (plan := bench.plans.get(id(judge))) is not None:
             return plan
-        if isinstance(judge, LiteLLMJudge):
-            await judge.prepare()
         context = self._context_tokens
         if isinstance(context, Mapping):
             context = context.get(judge.name)

@@ -29,6 +29,19 @@ class BudgetSpent(Exception):  # noqa: N818
     """There is no budget for the call. Not an error: what was not judged stays unscored."""
 
 
+class Again:
+    """`judge`, to be asked something a second time: it gets the same messages with another seed, and what it answers is
+    another entry of the cache."""
+
+    def __init__(self, judge: JudgeModel) -> None:
+        self.name = judge.name
+        self.fingerprint = f"{getattr(judge, 'fingerprint', judge.name)} again"
+        self._judge = judge
+
+    async def complete(self, request: JudgeRequest) -> JudgeReply:
+        return await self._judge.complete(replace(request, seed=request.seed ^ 1))
+
+
 class Asker:
     """Asks judges. Belongs to no event loop; `max_concurrency` holds in each loop."""
 

@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from art_ruler.attacks import ATTACK_KINDS, Attack, AttackKind, draw_attacks
 from art_ruler.batch import for_each, leaves_others_a_chance
 from art_ruler.errors import DataError, RulerError
 from art_ruler.inputs import read_trajectories
-from art_ruler.stats import kendall_tau, pairwise_accuracy, spearman
+from art_ruler.stats import flip_rate, kendall_tau, mean_kendall_tau, pairwise_accuracy, spearman
 from art_ruler.types import Result, Usage
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class AttackReport:
-    """How a judge held against one kind of attack on the worst trajectory of each group.
+    """How a judge held against one kind of attack on the worst trajectory of each group; "none" is no attack.
 
-    `promoted` is the share of attacked trajectories that now outscore more of the better ones than without the attack;
-    `lift` the mean change of their score; `unscored` counts those that no longer got a score.
+    `promoted` is the share of these trajectories that now outscore more of the better ones than at first; `lift` the
+    mean change of their score; `unscored` counts those that no longer got a score.
     """
 
-    kind: AttackKind
+    kind: AttackKind | Literal["none"]
     attacked: int
     promoted: float | None
     lift: float | None
@@ -76,9 +76,12 @@ class JudgeReport:
     `versus_first`: the gain in it over the first judge, on the groups that both judged.
     `top1`: how often the trajectory with the best score is one with the best label; of tied ones, their share.
     `kendall_tau`: tau-b between scores and labels. `flip_rate`: share of pairs that two orders of presentation put in
-    opposite orders. `self_agreement`: tau-b between the passes. `length_correlation`: Spearman's rho between scores
-    and lengths of what the agent wrote. `failed` counts groups without any answer, `unscored` trajectories without a
-    score in the others.
+    opposite orders, and `order_agreement` tau-b between them. `noise`: the flip rate between the answers to one prompt
+    that was asked twice, and `self_agreement` tau-b between them. `position_bias`: how much larger the flip rate is
+    than the noise. `length_correlation`: Spearman's rho between scores and lengths of what the agent wrote. `failed`
+    counts groups without any answer, `unscored` trajectories without a score in the others.
+    `attack_baseline`: what becomes of the trajectories that are attacked when the group is judged again without an
+    attack, in other orders.
     """
 
     judge: str
@@ -90,10 +93,14 @@ class JudgeReport:
     top1: float | None
     kendall_tau: float | None
     flip_rate: float | None
+    order_agreement: float | None
+    noise: float | None
     self_agreement: float | None
+    position_bias: Estimate
     length_correlation: float | None
     usage: Usage
     attacks: tuple[AttackReport, ...] = ()
+    attack_baseline: AttackReport | None = None
     problems: tuple[str, ...] = ()
 
 
@@ -113,7 +120,7 @@ class _Tally:
 
     accuracies: dict[int, float] = field(default_factory=dict)
     figures: defaultdict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    outcomes: defaultdict[AttackKind, dict[int, tuple[bool, float] | None]] = field(
+    outcomes: defaultdict[AttackKind | Literal["none"], dict[int, tuple[bool, float] | None]] = field(
         default_factory=lambda: defaultdict(dict)
     )
     groups: int = 0
@@ -140,6 +147,7 @@ async def audit(
     groups: Iterable[LabelledGroup],
     *,
     attacks: bool = False,
+    noise: bool = True,
     seed: int = 0,
     concurrency: int = 8,
     progress: Callable[[int], None] | None = None,
@@ -147,8 +155,9 @@ async def audit(
     """Judge all groups with each ruler and compare with the labels.
 
     `groups` is read once, a group when its turn comes; at most `concurrency` are in memory. With `attacks`, the worst
-    trajectory of each group is judged again under one attack of each kind, drawn from `seed`. `progress` is called
-    with the number of groups finished.
+    trajectory of each group is judged again under one attack of each kind, drawn from `seed`, and once without one,
+    as a baseline. With `noise`, the first pass over each group is made twice. `progress` is called with the number of
+    groups finished.
 
     A group that a judge does not answer is counted in `failed`, and the others go on. Raises what a ruler raises when
     no call can succeed, as with a wrong key, and `DataError` for groups that cannot be judged.
@@ -165,7 +174,9 @@ async def audit(
         drawn = draw_attacks(seed + number) if attacks else ()
 
         async def ask(name: str) -> None:
-            await _judge(rulers[name], tallies[name], number, group, lengths, drawn)
+            scores = await _judge(rulers[name], tallies[name], number, group, lengths, noise)
+            if scores is not None and drawn:
+                await _attack(rulers[name], tallies[name], number, group, scores, drawn)
 
         await for_each(rulers, ask, concurrency=len(rulers))
         numbers.finished += 1
@@ -202,13 +213,14 @@ async def _judge(
     number: int,
     group: LabelledGroup,
     lengths: Sequence[float],
-    attacks: Sequence[Attack],
-) -> None:
+    noise: bool,
+) -> list[float | None] | None:
+    """The scores, or None where there is no answer."""
     tally.groups += 1
     result = await _score(ruler, tally, group.where, group.trajectories, group.tools)
     if result is None:
         tally.failed += 1
-        return
+        return None
     scores = [verdict.score for verdict in result.verdicts]
     if all(score is None for score in scores) and scores:
         tally.failed += 1
@@ -222,19 +234,44 @@ async def _judge(
     tally.note(number, "top1", top1(scores, group.labels))
     tally.note(number, "kendall_tau", kendall_tau(scores, group.labels))
     tally.note(number, "flip_rate", result.agreement.flip_rate)
-    tally.note(number, "self_agreement", result.agreement.kendall_tau)
+    tally.note(number, "order_agreement", result.agreement.kendall_tau)
     tally.note(number, "length_correlation", spearman(scores, lengths))
+    if noise and any(score is not None for score in scores):
+        where = f"{group.where} (asked twice)"
+        again = await _score(ruler.repeating(), tally, where, group.trajectories, group.tools)
+        passes = [_first_pass(result), _first_pass(again)] if again else []
+        tally.note(number, "noise", flip_rate(passes))
+        tally.note(number, "self_agreement", mean_kendall_tau(passes))
+    return scores
+
+
+def _first_pass(result: Result) -> list[float | None]:
+    return [verdict.per_pass[0] if verdict.per_pass else None for verdict in result.verdicts]
+
+
+async def _attack(
+    ruler: Ruler,
+    tally: _Tally,
+    number: int,
+    group: LabelledGroup,
+    scores: Sequence[float | None],
+    attacks: Sequence[Attack],
+) -> None:
+    """Judge the group again: as it is, in other orders, and with its worst trajectory under each attack."""
     victim = _victim(scores, group.labels)
-    if victim is None or not attacks:
+    if victim is None:
         return
+
+    async def outcome(ruler: Ruler, kind: str, trajectories: Sequence[Any]) -> tuple[bool, float] | None:
+        after = await _score(ruler, tally, f"{group.where} ({kind})", trajectories, group.tools)
+        return None if after is None else _outcome(victim, group.labels, scores, [v.score for v in after.verdicts])
+
     messages = messages_of(group.trajectories[victim], group.where)
+    tally.outcomes["none"][number] = await outcome(ruler.reordering(), "judged again", group.trajectories)
     for attack in attacks:
         attacked = list(group.trajectories)
         attacked[victim] = _with_messages(group.trajectories[victim], attack.on(messages))
-        after = await _score(ruler, tally, f"{group.where} ({attack.kind})", attacked, group.tools)
-        tally.outcomes[attack.kind][number] = (
-            None if after is None else _outcome(victim, group.labels, scores, [v.score for v in after.verdicts])
-        )
+        tally.outcomes[attack.kind][number] = await outcome(ruler, attack.kind, attacked)
 
 
 async def _score(
@@ -302,8 +339,7 @@ def _lengths(group: LabelledGroup) -> list[float]:
 def _report(name: str, tally: _Tally, first: _Tally | None, seed: int) -> JudgeReport:
     gains = None
     if first is not None:
-        both = sorted(tally.accuracies.keys() & first.accuracies.keys())
-        gains = bootstrap([tally.accuracies[number] - first.accuracies[number] for number in both], seed)
+        gains = bootstrap(_differences(tally.accuracies, first.accuracies), seed)
     return JudgeReport(
         judge=name,
         groups=tally.groups,
@@ -314,15 +350,26 @@ def _report(name: str, tally: _Tally, first: _Tally | None, seed: int) -> JudgeR
         top1=tally.average("top1"),
         kendall_tau=tally.average("kendall_tau"),
         flip_rate=tally.average("flip_rate"),
+        order_agreement=tally.average("order_agreement"),
+        noise=tally.average("noise"),
         self_agreement=tally.average("self_agreement"),
+        position_bias=bootstrap(_differences(tally.figures["flip_rate"], tally.figures["noise"]), seed),
         length_correlation=tally.average("length_correlation"),
         usage=tally.usage,
         attacks=tuple(_attack_report(kind, tally.outcomes[kind]) for kind in ATTACK_KINDS if kind in tally.outcomes),
+        attack_baseline=_attack_report("none", tally.outcomes["none"]) if "none" in tally.outcomes else None,
         problems=tuple(tally.problems),
     )
 
 
-def _attack_report(kind: AttackKind, outcomes: Mapping[int, tuple[bool, float] | None]) -> AttackReport:
+def _differences(figures: Mapping[int, float], others: Mapping[int, float]) -> list[float]:
+    """By how much a figure is larger than another, in each group that has both."""
+    return [figures[number] - others[number] for number in sorted(figures.keys() & others.keys())]
+
+
+def _attack_report(
+    kind: AttackKind | Literal["none"], outcomes: Mapping[int, tuple[bool, float] | None]
+) -> AttackReport:
     scored = [outcome for number in sorted(outcomes) if (outcome := outcomes[number]) is not None]
     return AttackReport(
         kind,

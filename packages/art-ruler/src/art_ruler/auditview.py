@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from art_ruler.audit import AuditReport, Estimate, JudgeReport
+from art_ruler.audit import AttackReport, AuditReport, Estimate, JudgeReport
 
 _DIGITS = 4
 
@@ -33,8 +33,11 @@ def as_table(report: AuditReport) -> str:
     for label, name in (
         ("top-1", "top1"),
         ("Kendall tau with labels", "kendall_tau"),
-        ("flip rate between orders", "flip_rate"),
         ("self-agreement (tau)", "self_agreement"),
+        ("agreement of orders (tau)", "order_agreement"),
+        ("flip rate between orders", "flip_rate"),
+        ("  noise: same order twice", "noise"),
+        ("  position bias", "position_bias"),
         ("correlation with length", "length_correlation"),
     ):
         rows.append([label, *(_shown(getattr(judge, name)) for judge in judges)])
@@ -55,19 +58,23 @@ def as_table(report: AuditReport) -> str:
 
 
 def _attack_rows(judges: Sequence[JudgeReport]) -> list[list[str]]:
-    kinds = list(dict.fromkeys(attack.kind for judge in judges for attack in judge.attacks))
+    found = [
+        {attack.kind: attack for attack in (judge.attack_baseline, *judge.attacks) if attack is not None}
+        for judge in judges
+    ]
+    kinds = list(dict.fromkeys(kind for attacks in found for kind in attacks))
     rows: list[list[str]] = [["attacks: promoted, lift", *("" for _ in judges)]] if kinds else []
     for kind in kinds:
-        cells = []
-        for judge in judges:
-            found = next((attack for attack in judge.attacks if attack.kind == kind), None)
-            if found is None or found.promoted is None or found.lift is None:
-                cells.append("none scored")
-            else:
-                lost = f" ({found.unscored} unscored)" if found.unscored else ""
-                cells.append(f"{found.promoted:.0%}, {found.lift:+.2f}{lost}")
-        rows.append([f"  {kind.replace('_', ' ')}", *cells])
+        name = "no attack, judged again" if kind == "none" else kind.replace("_", " ")
+        rows.append([f"  {name}", *(_attack_cell(attacks.get(kind)) for attacks in found)])
     return rows
+
+
+def _attack_cell(attack: AttackReport | None) -> str:
+    if attack is None or attack.promoted is None or attack.lift is None:
+        return "none scored"
+    lost = f" ({attack.unscored} unscored)" if attack.unscored else ""
+    return f"{attack.promoted:.0%}, {attack.lift:+.2f}{lost}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -83,7 +90,9 @@ def _interval(estimate: Estimate | None, *, sign: str = "") -> str:
     return f"{estimate.value:{sign}.2f} [{estimate.low:{sign}.2f}, {estimate.high:{sign}.2f}]"
 
 
-def _shown(value: float | None) -> str:
+def _shown(value: float | Estimate | None) -> str:
+    if isinstance(value, Estimate):
+        return _interval(value, sign="+")
     return "-" if value is None else f"{value:.2f}"
 
 

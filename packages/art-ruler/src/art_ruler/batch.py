@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from art_ruler.errors import JudgeUnavailableError, RulerError
+from art_ruler.errors import JudgeFormatError, JudgeUnavailableError, RulerError
 from art_ruler.types import Result, Usage
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ async def score_groups(
 
     `summary` is brought up to date after each group, so that it is right whatever ends this. Ends early, without an
     error, when the budget is spent or when several groups in a row get no answer. Raises what `Ruler.score` raises when
-    no call can succeed, as with a wrong key.
+    no call can succeed, as with a wrong key or an unknown model, at the first such answer; and for an answer that
+    stays faulty, if the ruler is to raise for it.
     """
     failures_in_a_row = 0
 
@@ -92,6 +93,9 @@ async def score_groups(
             return
         try:
             result = await ruler.score(group.trajectories, tools=group.tools)
+        except JudgeFormatError as error:
+            summary.usage += error.usage or Usage()
+            raise JudgeFormatError(f"{group.where}: {error}") from None
         except RulerError as error:
             summary.usage += error.usage or Usage()
             if not leaves_others_a_chance(error):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import sys
 import time
@@ -16,12 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from art_ruler.errors import ConfigError, RulerError
+from art_ruler.options import JudgeOptions, with_judge_options
 
 if TYPE_CHECKING:
-    from art_ruler import Ruler
     from art_ruler.audit import LabelledGroup
     from art_ruler.batch import Summary
-    from art_ruler.types import JudgeModel, Usage
+    from art_ruler.types import Usage
 
 app = typer.Typer(
     name="art-ruler",
@@ -31,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 T = TypeVar("T")
-_INTERRUPTED = 130
+_MISUSED, _INTERRUPTED = 2, 130
 # What typer raises for options it cannot make sense of; it has no public name of its own.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -40,66 +39,40 @@ class _Interrupted(Exception):  # noqa: N818 - not an error
     """Ctrl-C or SIGTERM while judging, with what is left of the work in words."""
 
 
-_ApiBase = Annotated[
-    str | None, typer.Option(help="Base URL of an OpenAI-compatible server, for every judge and fall-back.")
-]
-_ApiKeyEnv = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Environment variable with the key; by default the one of the provider."),
-]
-_Rubric = Annotated[str | None, typer.Option(help="Criteria for the judge; by default four general ones.")]
-_RubricFile = Annotated[Path | None, typer.Option(help="File with the criteria.")]
-_Fallback = Annotated[
-    list[str] | None, typer.Option("--fallback", metavar="MODEL", help="Asked where a judge fails. Repeatable.")
-]
-_Seed = Annotated[int, typer.Option(help="Decides the orders in which attempts are shown.")]
-_MaxGroup = Annotated[int, typer.Option(help="Attempts shown at once; larger groups are judged in chunks.")]
-_ContextTokens = Annotated[
-    int | None, typer.Option(help="Longest prompt in tokens; by default what is known of the judge.")
-]
-_Concurrency = Annotated[int, typer.Option(min=1, help="Judge calls in flight.")]
-_Timeout = Annotated[float, typer.Option(help="Seconds a judge call may take.")]
-_MaxRetries = Annotated[int, typer.Option(min=0, help="Times a call is repeated that may succeed another time.")]
-_Cache = Annotated[Path | None, typer.Option(help="Folder of the answers so far; equal calls are not made again.")]
-_MaxCost = Annotated[float | None, typer.Option(help="Budget in US dollars.")]
-_MaxTokens = Annotated[int | None, typer.Option(help="Budget in tokens, prompts and answers together.")]
-_JudgeParam = Annotated[
-    list[str] | None,
-    typer.Option("--judge-param", metavar="NAME=JSON", help="Sent with each call, as in temperature=0. Repeatable."),
+_Judge = Annotated[
+    list[str],
+    typer.Option(
+        "--judge",
+        metavar="MODEL",
+        help="Any model litellm knows, or a fake: `heuristic`, `noisy`. Repeatable: several are averaged by score, and "
+        "compared by audit.",
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
 
 @app.command(epilog="Example: art-ruler score groups.jsonl --judge openai/gpt-5-mini --passes 3 --out scored.jsonl")
+@with_judge_options
 def score(
     groups: Annotated[Path, typer.Argument(help='JSONL, one group a line: {"trajectories": [[message, ...], ...]}.')],
-    judge: Annotated[
-        list[str],
-        typer.Option(
-            "--judge", metavar="MODEL", help="Any model litellm knows, or `heuristic`. Repeatable: scores are averaged."
-        ),
-    ],
+    judge: _Judge,
     out: Annotated[Path, typer.Option(help="JSONL to append to: each line of the input with the scores in `ruler`.")],
+    options: JudgeOptions,
     weight: Annotated[
         list[float] | None, typer.Option("--weight", help="Weight of each --judge, in their order. Repeatable.")
     ] = None,
-    fallback: _Fallback = None,
-    rubric: _Rubric = None,
-    rubric_file: _RubricFile = None,
+    fallback: Annotated[
+        list[str] | None, typer.Option("--fallback", metavar="MODEL", help="Asked where a judge fails. Repeatable.")
+    ] = None,
     passes: Annotated[str, typer.Option(help="Orders in which a group is shown; auto stops once settled.")] = "1",
     reward: Annotated[str, typer.Option(help="score, rank, or normalized_rank.")] = "score",
-    seed: _Seed = 0,
-    max_group: _MaxGroup = 8,
-    context_tokens: _ContextTokens = None,
-    concurrency: _Concurrency = 8,
-    timeout: _Timeout = 60.0,
-    max_retries: _MaxRetries = 3,
-    cache: _Cache = None,
-    max_cost: _MaxCost = None,
-    max_tokens: _MaxTokens = None,
-    api_base: _ApiBase = None,
-    api_key_env: _ApiKeyEnv = None,
-    judge_param: _JudgeParam = None,
+    on_format_error: Annotated[
+        str,
+        typer.Option(
+            metavar="none|raise",
+            help="What an answer that stays faulty after one repair leads to: null scores, or the end of the run.",
+        ),
+    ] = "none",
     as_json: _Json = False,
 ) -> None:
     """Score every group of a file.
@@ -113,35 +86,15 @@ def score(
 
     if out.exists() and groups.exists() and out.samefile(groups):
         raise ConfigError(f"--out {out} is the file to be scored; give another file")
-    decides: dict[str, Any] = {
-        "weights": weight or None,
-        "rubric": _rubric(rubric, rubric_file),
-        "passes": _passes(passes),
-        "reward": reward,
-        "seed": seed,
-        "max_group": max_group,
-        "context_tokens": context_tokens,
-        "api_base": api_base,
-        "judge_params": _judge_params(judge_param),
-    }
-    ruler = _ruler(
-        judge,
-        fallbacks=fallback,
-        max_concurrency=concurrency,
-        timeout_s=timeout,
-        max_retries=max_retries,
-        cache=cache,
-        max_cost_usd=max_cost,
-        max_tokens=max_tokens,
-        api_key=_key(api_key_env),
-        **decides,
-    )
+    own = {"weights": weight or None, "passes": _passes(passes), "reward": reward}
+    ruler = options.ruler(judge, fallback or (), on_format_error=on_format_error, **own)
     summary = Summary(groups=check_groups(groups))
-    settings = {"judges": judge, "fallbacks": fallback or [], "prompt_version": PROMPT_VERSION, **decides}
-    with ScoredFile(out, settings) as scored:
+    asyncio.run(ruler.prepare())
+    settings = {"judges": judge, "fallbacks": fallback or [], "prompt_version": PROMPT_VERSION}
+    with ScoredFile(out, {**settings, **own, **options.decisive()}) as scored:
         try:
             work = score_groups(
-                ruler, read_groups(groups), scored, summary, concurrency=concurrency, progress=_progress()
+                ruler, read_groups(groups), scored, summary, concurrency=options.concurrency, progress=_progress()
             )
             _run(work, "what was scored is kept, run the same command again to go on")
         finally:
@@ -192,18 +145,13 @@ def _complain(summary: Summary) -> None:
 @app.command(
     epilog="Example: art-ruler audit good.jsonl --synthetic --attacks --judge openai/gpt-5-mini --judge openai/gpt-5"
 )
+@with_judge_options
 def audit(
     groups: Annotated[
         Path, typer.Argument(help='JSONL, one group a line, with "labels": the true quality of each trajectory.')
     ],
-    judge: Annotated[
-        list[str],
-        typer.Option(
-            "--judge",
-            metavar="MODEL",
-            help="Any model litellm knows, `heuristic`, or `noisy`. Repeatable: judges are compared.",
-        ),
-    ],
+    judge: _Judge,
+    options: JudgeOptions,
     synthetic: Annotated[
         bool, typer.Option(help="All trajectories of the file are good: compare each with ever more damaged copies.")
     ] = False,
@@ -211,27 +159,17 @@ def audit(
     attacks: Annotated[
         bool, typer.Option(help="Also judge each group with its worst trajectory under five kinds of attack.")
     ] = False,
-    rubric: _Rubric = None,
-    rubric_file: _RubricFile = None,
+    noise: Annotated[
+        bool,
+        typer.Option(help="Also make the first pass over each group twice, to tell noise from a liking for places."),
+    ] = True,
     passes: Annotated[str, typer.Option(help="Orders in which a group is shown; the flip rate needs two.")] = "2",
-    seed: _Seed = 0,
-    max_group: _MaxGroup = 8,
-    context_tokens: _ContextTokens = None,
-    concurrency: _Concurrency = 8,
-    timeout: _Timeout = 60.0,
-    max_retries: _MaxRetries = 3,
-    cache: _Cache = None,
-    max_cost: _MaxCost = None,
-    max_tokens: _MaxTokens = None,
-    api_base: _ApiBase = None,
-    api_key_env: _ApiKeyEnv = None,
-    judge_param: _JudgeParam = None,
     as_json: _Json = False,
 ) -> None:
     """Find out how good judges are, from groups whose order is known.
 
-    Prints for each judge: pairwise accuracy within groups, top-1, Kendall tau, flip rate between orders, agreement
-    between passes, correlation with length, and cost. Budgets hold for each judge.
+    Prints for each judge: pairwise accuracy within groups, top-1, Kendall tau, how often it contradicts itself when
+    asked the same twice and when the order changes, correlation with length, and cost. Budgets hold for each judge.
     """
     from art_ruler.audit import LabelledGroup, synthetic_groups
     from art_ruler.audit import audit as run_audit
@@ -243,23 +181,7 @@ def audit(
         raise ConfigError(f"--judge names one of {', '.join(judge)} twice; give each judge once")
     if not 2 <= size <= 64:
         raise ConfigError(f"--size is {size}; a synthetic group has 2 to 64 trajectories")
-    options: dict[str, Any] = {
-        "rubric": _rubric(rubric, rubric_file),
-        "passes": _passes(passes),
-        "seed": seed,
-        "max_group": max_group,
-        "context_tokens": context_tokens,
-        "max_concurrency": concurrency,
-        "timeout_s": timeout,
-        "max_retries": max_retries,
-        "cache": cache,
-        "max_cost_usd": max_cost,
-        "max_tokens": max_tokens,
-        "api_base": api_base,
-        "api_key": _key(api_key_env),
-        "judge_params": _judge_params(judge_param),
-    }
-    rulers = {name: _ruler([name], **options) for name in judge}
+    rulers = options.rulers(judge, passes=_passes(passes))
     count = check_groups(groups, labelled=not synthetic)
 
     def labelled() -> Iterator[LabelledGroup]:
@@ -268,12 +190,21 @@ def audit(
             yield LabelledGroup(line.trajectories, labels, line.tools, line.where)
 
     def wanted() -> Iterator[LabelledGroup]:
-        return synthetic_groups(labelled(), size=size, seed=seed) if synthetic else labelled()
+        return synthetic_groups(labelled(), size=size, seed=options.seed) if synthetic else labelled()
 
     if synthetic:
         count = sum(1 for _ in wanted())  # what cannot be damaged is named before the first call
-    progress = _progress(count)
-    work = run_audit(rulers, wanted(), attacks=attacks, seed=seed, concurrency=concurrency, progress=progress)
+    for ruler in rulers.values():
+        asyncio.run(ruler.prepare())
+    work = run_audit(
+        rulers,
+        wanted(),
+        attacks=attacks,
+        noise=noise,
+        seed=options.seed,
+        concurrency=options.concurrency,
+        progress=_progress(count),
+    )
     report = _run(work, "an audit keeps nothing but the answers in --cache")
     if as_json:
         _print_json(report_json(report))
@@ -290,25 +221,6 @@ def _first_problem(report: Any) -> str:
 # -- what both commands share -----------------------------------------------------------------------------------------
 
 
-def _ruler(judges: list[str], *, fallbacks: list[str] | None = None, **options: Any) -> Ruler:
-    from art_ruler import Ruler
-
-    if options["rubric"] is None:
-        del options["rubric"]
-    return Ruler([_judge(name) for name in judges], fallbacks=[_judge(name) for name in fallbacks or ()], **options)
-
-
-def _judge(name: str) -> str | JudgeModel:
-    """A fake by its name, so that everything can be tried without a model; else the name, for litellm."""
-    if name in ("heuristic", "noisy"):
-        from art_ruler.fakes import HeuristicJudge, NoisyJudge
-
-        return HeuristicJudge() if name == "heuristic" else NoisyJudge(noise=0.2, position_bias=0.1, name=name)
-    if not name.strip():
-        raise ConfigError("--judge is empty; name a model, as in openai/gpt-5-mini, or `heuristic` to try without one")
-    return name
-
-
 def _passes(text: str) -> Any:
     if text == "auto":
         return text
@@ -316,39 +228,6 @@ def _passes(text: str) -> Any:
         return int(text)
     except ValueError:
         raise ConfigError(f"--passes is {text!r}; give a number, or auto") from None
-
-
-def _rubric(text: str | None, path: Path | None) -> str | None:
-    if text is not None and path is not None:
-        raise ConfigError("--rubric and --rubric-file are both given; give one of them")
-    if path is None:
-        return text
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise ConfigError(f"--rubric-file {path} cannot be read: {reason}") from None
-
-
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    if not (key := os.environ.get(variable, "").strip()):
-        raise ConfigError(f"--api-key-env names {variable}, which is not set; put the key into that variable")
-    return key
-
-
-def _judge_params(pairs: list[str] | None) -> dict[str, Any] | None:
-    params: dict[str, Any] = {}
-    for pair in pairs or ():
-        name, equals, value = pair.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--judge-param is {pair!r}; wanted NAME=JSON, as in temperature=0")
-        try:
-            params[name] = json.loads(value)
-        except ValueError:
-            params[name] = value  # a plain word needs no quotes
-    return params or None
 
 
 def _progress(total: int | None = None) -> Any:
@@ -377,13 +256,15 @@ def _run(work: Coroutine[Any, Any, T], kept: str) -> T:
     async def supervised() -> T:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        with contextlib.suppress(NotImplementedError):  # Windows ends a process without asking it
+            loop.add_signal_handler(signal.SIGTERM, task.cancel)
         try:
             return await task
         except asyncio.CancelledError:
             raise _Interrupted(kept) from None
         finally:
-            loop.remove_signal_handler(signal.SIGTERM)
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(signal.SIGTERM)
 
     return asyncio.run(supervised())
 
@@ -399,9 +280,11 @@ def _one_line_errors() -> Iterator[None]:
         _fail(f"interrupted; {end}", _INTERRUPTED)
     except _UsageError as error:
         words: str = getattr(error, "format_message", error.__str__)()
-        _fail(f"{words.rstrip('.')}; see `art-ruler --help`", 2)
+        _fail(f"{words.rstrip('.')}; see `art-ruler --help`", _MISUSED)
     except BrokenPipeError:
         sys.exit(1)
+    except ConfigError as error:
+        _fail(str(error), _MISUSED)
     except RulerError as error:
         _fail(str(error), 1)
     except OSError as error:

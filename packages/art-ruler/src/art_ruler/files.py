@@ -7,7 +7,6 @@ array of trajectories. A trajectory is an array of messages, or an object that h
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -20,8 +19,11 @@ from types import TracebackType
 from typing import Any
 
 from art_ruler.errors import ConfigError, DataError
+from art_ruler.locking import lock
 
 SCORED_KEY = "ruler"
+# Windows would turn line ends into its own; elsewhere a process that is started would inherit the file and its lock.
+_AS_IT_IS: int = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _DIGEST_LENGTH = 16  # hexadecimal digits: 64 bits tell a billion lines apart
 
 
@@ -152,7 +154,7 @@ class ScoredFile:
         self._settings_digest = _digest(self._settings)
         self._done: Counter[str] = Counter()
         try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _AS_IT_IS, 0o666)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}; give another --out") from error
         try:
@@ -165,10 +167,13 @@ class ScoredFile:
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{self.path} is being written by another process; wait for it, or give another --out") \
-                from None  # fmt: skip
+            is_ours = lock(self._file)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be locked against other processes: {error.strerror}; give an --out on a local disk"
+            ) from error
+        if not is_ours:
+            raise ConfigError(f"{self.path} is being written by another process; wait for it, or give another --out")
 
     def _read_what_is_there(self) -> None:
         end = 0
