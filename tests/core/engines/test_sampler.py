@@ -18,8 +18,9 @@ LOGITS = torch.tensor([PROBABILITIES]).log() + 3.0  # any constant may be added
 
 
 def drawn(random: float, *, logits: torch.Tensor = LOGITS, **sampling: float | int) -> tuple[int, float]:
-    [pair] = draw(logits.clone(), [Draw(Sampling(max_tokens=1, **sampling), random)])  # type: ignore[arg-type]
-    return pair
+    [result] = draw(logits.clone(), [Draw(Sampling(max_tokens=1, **sampling), random)])  # type: ignore[arg-type]
+    assert result[2:] == (False, ())
+    return result[:2]
 
 
 def near(token: int, likelihood: float) -> Any:
@@ -97,7 +98,7 @@ def test_empirical_frequencies_are_those_of_the_distribution() -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1)) * 2
     n = 20_000
     draws = [Draw(Sampling(max_tokens=1), uniform(7, i)) for i in range(n)]
-    counts = torch.bincount(torch.tensor([t for t, _ in draw(logits.expand(n, -1), draws)]), minlength=300)
+    counts = torch.bincount(torch.tensor([result.token for result in draw(logits.expand(n, -1), draws)]), minlength=300)
     expected = torch.softmax(logits[0].double(), -1) * n
     likely = expected > 5
     chi_square = float(((counts - expected)[likely] ** 2 / expected[likely]).sum())
