@@ -241,8 +241,9 @@ class _Policy:
             ids = torch.topk(self._scores, min(count, self._scores.shape[0])).indices
             pairs = [(token, self.logprob(token)) for token in ids.tolist()]
         else:
-            likeliest, ids = (part[:count].tolist() for part in self._kept)
-            pairs = [(token, self._filtered(value)) for token, value in zip(ids, likeliest, strict=True)]
+            likeliest, kept_ids = self._kept
+            values = zip(kept_ids[:count].tolist(), likeliest[:count].tolist(), strict=True)
+            pairs = [(token, self._filtered(value)) for token, value in values]
         return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
 
     def _filtered(self, likelihood: float) -> float:

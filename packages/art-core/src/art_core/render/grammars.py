@@ -42,8 +42,8 @@ def json_object_grammar() -> str:
 def regex_grammar(pattern: str) -> str:
     """The texts that `pattern` matches from beginning to end.
 
-    The syntax is that of Rust's `regex`: no look-around, no back references; `\\d`, `\\w` and `\\s` are those of Unicode, and a
-    dot matches all but a new line.
+    The syntax is that of Rust's `regex`: no look-around, no back references; the classes for digits, words and space
+    are those of Unicode, and a dot matches all but a new line.
 
     Raises:
         ConfigError: the pattern is empty.

@@ -69,7 +69,7 @@ class TextTokenizer:
         """This tokenizer as the text of a `tokenizer.json`, with one more special token, and the id of that one."""
         extended = type(self._backend).from_str(self._backend.to_str())
         extended.add_special_tokens([special_token])
-        return str(extended.to_str()), int(extended.token_to_id(special_token))
+        return str(extended.to_str()), int(extended.get_vocab()[special_token])
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if isinstance(tokens, str):

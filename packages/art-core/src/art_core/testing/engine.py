@@ -22,11 +22,13 @@ class ScriptedEngine:
     either also finishes with "stop". What the script raises is what the request raises.
 
     Every token has the logprob `logprob`. Where `top_logprobs` are asked for, they are the scripted token, and behind
-    it the lowest other ids, each half as likely as the one before it (all of them together at most 1); none but the
-    scripted token where `logprob` is 0. A `grammar` changes nothing and no token is marked as forced: the script says
-    what is drawn, and `requests` shows the grammar that was asked for. `delay_s` passes before each token. `load` accepts any checkpoint, unless
-    `load_error` is set, which it raises. `requests` lists prompt ids and sampling of every request that began,
-    `loaded` the checkpoints that are or were served.
+    it the lowest other ids, each half as likely as the one before (all together at most 1); none but the scripted
+    token where `logprob` is 0. A `grammar` changes nothing and no token is marked as forced: the script says what is
+    drawn, and `requests` shows the grammar that was asked for.
+
+    `delay_s` passes before each token. `load` accepts any checkpoint, unless `load_error` is set, which it raises.
+    `requests` lists prompt ids and sampling of every request that began, `loaded` the checkpoints that are or were
+    served.
     """
 
     def __init__(
