@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from art_core.engines.embedded import EmbeddedEngine, EmbeddedEngineConfig
-from art_core.errors import ContextLengthError, DataError, EngineClosedError
+from art_core.errors import ConfigError, ContextLengthError, DataError, EngineClosedError
 from art_core.protocols import Engine
 from art_core.testing import ScriptedEngine, write_tiny_model
 from art_core.types import Checkpoint, Sampling, TokenChunk
@@ -195,3 +195,84 @@ async def test_closing_fails_what_is_in_flight_and_all_that_follows(
         with pytest.raises(EngineClosedError, match="closed"):
             await engine.load(checkpoint)
         await engine.aclose()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"temperature": 0.0}])
+async def test_alternatives_are_sorted_finite_a_part_of_one_and_agree_with_the_logprob(
+    open_engine: Opener, options: dict[str, float]
+) -> None:
+    async with open_engine() as engine:
+        plain = await collect(engine, PROMPT, Sampling(max_tokens=8, seed=1, **options))  # type: ignore[arg-type]
+        sampling = Sampling(max_tokens=8, seed=1, top_logprobs=5, **options)  # type: ignore[arg-type]
+        chunks = await collect(engine, PROMPT, sampling)
+    assert (ids(chunks), logprobs(chunks)) == (ids(plain), logprobs(plain))
+    assert all(chunk.top_logprobs == () for chunk in plain)
+    assert all(len(chunk.top_logprobs) == len(chunk.token_ids) for chunk in chunks)
+    for chunk in chunks:
+        for token, logprob, top in zip(chunk.token_ids, chunk.logprobs, chunk.top_logprobs, strict=True):
+            values = [value for _, value in top]
+            assert len(top) == len(dict(top)) == 5
+            assert values == sorted(values, reverse=True)
+            assert all(math.isfinite(value) and value <= 0.0 for value in values)
+            assert sum(math.exp(value) for value in values) < 1.0 + 1e-6
+            assert dict(top)[token] == logprob if token in dict(top) else values[-1] >= logprob
+
+
+async def test_top_logprobs_stay_finite_where_top_k_leaves_one_token(open_engine: Opener) -> None:
+    async with open_engine() as engine:
+        chunks = await collect(engine, PROMPT, Sampling(max_tokens=3, seed=1, top_k=1, top_logprobs=5))
+    values = [value for chunk in chunks for top in chunk.top_logprobs for _, value in top]
+    assert len(values) >= 3
+    assert all(math.isfinite(value) for value in values)
+
+
+GRAMMAR = 'start: "a" /[xy]{2}/ "b"'
+
+
+async def test_no_token_is_forced_without_a_grammar(open_engine: Opener) -> None:
+    async with open_engine() as engine:
+        chunks = await collect(engine, PROMPT, Sampling(max_tokens=5, seed=1))
+    assert not any(forced for chunk in chunks for forced in chunk.forced)
+
+
+@pytest.fixture
+def open_obedient(request: pytest.FixtureRequest, open_engine: Opener) -> Opener:
+    """Engines that follow a grammar: all but the scripted one."""
+    if request.node.callspec.params["open_engine"] == "scripted":
+        pytest.skip("a script says what is drawn")
+    return open_engine
+
+
+async def test_a_grammar_is_followed_to_its_end_and_marks_what_it_forced(open_obedient: Opener) -> None:
+    async with open_obedient() as engine:
+        chunks = await collect(
+            engine, PROMPT, Sampling(max_tokens=20, seed=1, grammar=GRAMMAR, stop_token_ids=(2,), top_logprobs=2)
+        )
+    forced = [mark for chunk in chunks for mark in chunk.forced]
+    assert forced == [True, False, False, True, True]
+    letters = [byte_id(letter) for letter in "axyb"]
+    assert [ids(chunks)[0], *ids(chunks)[3:]] == [letters[0], letters[3], 2]
+    assert set(ids(chunks)[1:3]) <= set(letters[1:3])
+    assert chunks[-1].finish_reason == "stop"
+    assert all(math.isfinite(value) and value < 0.0 for value in logprobs(chunks))
+
+
+async def test_a_grammar_that_is_not_finished_at_max_tokens_ends_with_length(open_obedient: Opener) -> None:
+    async with open_obedient() as engine:
+        chunks = await collect(engine, PROMPT, Sampling(max_tokens=4, seed=1, grammar=GRAMMAR, stop_token_ids=(2,)))
+    assert len(ids(chunks)) == 4
+    assert chunks[-1].finish_reason == "length"
+
+
+async def test_a_grammar_that_cannot_be_used_is_refused_before_the_first_chunk(open_obedient: Opener) -> None:
+    async with open_obedient() as engine:
+        with pytest.raises(ConfigError, match=r'unknown name: "nothing"'):
+            await collect(engine, PROMPT, Sampling(max_tokens=4, grammar="start: nothing", stop_token_ids=(2,)))
+        with pytest.raises(ConfigError, match=r"wanted at least one in `stop_token_ids`"):
+            await collect(engine, PROMPT, Sampling(max_tokens=4, grammar=GRAMMAR))
+        assert engine.num_active == 0  # type: ignore[attr-defined]
+
+
+def byte_id(letter: str) -> int:
+    """Id of a printable ASCII letter in the tiny model's tokenizer: `!` is 3."""
+    return 3 + ord(letter) - ord("!")

@@ -23,6 +23,7 @@ def exchange(
     first_logprob: float = -1.0,
     finish_reason: FinishReason = "stop",
     number: int = 0,
+    forced: tuple[bool, ...] = (),
 ) -> Exchange:
     return Exchange(
         id=f"e{number}",
@@ -32,6 +33,7 @@ def exchange(
         prompt_ids=prompt,
         completion_ids=completion,
         logprobs=tuple(first_logprob - index for index in range(len(completion))),
+        forced=forced,
         finish_reason=finish_reason,
         sampling=Sampling(max_tokens=100),
         policy_version=version,
@@ -58,6 +60,50 @@ def test_one_turn_is_prompt_untrained_and_completion_trained() -> None:
         policy_version=3,
         trajectory_id="t",
     )
+
+
+def test_tokens_that_a_grammar_forced_are_context_between_those_that_were_chosen() -> None:
+    (row,) = to_samples(trajectory(exchange((SYSTEM, HEADER), (10, 11, 12, END), forced=(True, False, True, False))), 1)
+    assert row.token_ids == (SYSTEM, HEADER, 10, 11, 12, END)
+    assert row.trained == (False, False, False, True, False, True)
+    assert row.logprobs == (0.0, 0.0, 0.0, -2.0, 0.0, -4.0)
+
+
+def test_forced_tokens_of_one_turn_leave_those_of_the_next_alone() -> None:
+    first = exchange((USER, HEADER), (10, END), forced=(False, True))
+    second = exchange((USER, HEADER, 10, END, NEWLINE, USER, HEADER), (11, END), first_logprob=-5.0)
+    (row,) = to_samples(trajectory(first, second), 1.0)
+    assert row.token_ids == (USER, HEADER, 10, END, NEWLINE, USER, HEADER, 11, END)
+    assert row.trained == (False, False, True, False, False, False, False, True, True)
+    assert row.logprobs == (0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0, -5.0, -6.0)
+
+
+def test_a_turn_without_a_choice_gives_no_row_of_its_own_but_stays_context() -> None:
+    forced = exchange((USER, HEADER), (10, END), forced=(True, True))
+    assert to_samples(trajectory(forced), 1.0) == []
+    (row,) = to_samples(trajectory(forced, exchange((USER, HEADER, 10, END, USER, HEADER), (11,))), 1.0)
+    assert row.token_ids == (USER, HEADER, 10, END, USER, HEADER, 11)
+    assert row.trained == (False,) * 6 + (True,)
+
+
+def test_marks_that_force_nothing_are_as_good_as_none() -> None:
+    plain, marked = (exchange((USER, HEADER), (10, END), forced=marks) for marks in ((), (False, False)))
+    assert to_samples(trajectory(marked), 1.0) == to_samples(trajectory(plain), 1.0)
+
+
+@pytest.mark.parametrize("marks", [(True,), (True, False, True)])
+def test_marks_of_forced_tokens_must_be_one_for_each_token(marks: tuple[bool, ...]) -> None:
+    with pytest.raises(TokenAlignmentError, match=rf"'e7': 2 sampled tokens but {len(marks)} marks"):
+        exchange((USER, HEADER), (10, END), number=7, forced=marks)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_empty_completion_takes_no_logprobs_from_its_neighbour(order: tuple[int, int]) -> None:
+    empty = exchange((USER, HEADER), (), number=0)
+    full = exchange((USER, HEADER, 7), (10, 11, 12, 13, END), number=1)
+    (row,) = to_samples(trajectory(*((empty, full)[index] for index in order)), 1.0)
+    assert row.trained == (False, False, False, True, True, True, True, True)
+    assert row.logprobs == (0.0, 0.0, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0)
 
 
 def test_the_header_and_the_newline_after_the_turn_are_not_trained() -> None:

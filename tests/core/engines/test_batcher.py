@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from art_core.engines import attention
 from art_core.engines.attention import PIECE
-from art_core.engines.batcher import PROMPT_ROWS, Batcher, Request
+from art_core.engines.batcher import PROMPT_ROWS, Batcher, Request, Sampled
 from art_core.engines.cache import PrefixCache, SlotStore
 from art_core.engines.invariance import attention_rows_agree, linear_rows_agree, requests_agree
 from art_core.engines.served import ServedModel
@@ -47,6 +47,7 @@ def finish(batcher: Batcher, results: dict[Request, Result]) -> None:
 
 def step(batcher: Batcher, results: dict[Request, Result]) -> None:
     for event in batcher.step():
+        assert isinstance(event, Sampled)
         results.setdefault(event.request, []).append((event.token, event.logprob))
 
 

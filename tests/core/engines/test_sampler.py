@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_core.engines.sampler import Draw, NonFiniteLogitsError, draw, uniform
+from art_core.engines.sampler import UNLIKELY, Draw, Drawn, NonFiniteLogitsError, draw, uniform
 from art_core.types import Sampling
 
 PROBABILITIES = (0.5, 0.25, 0.15, 0.1)
@@ -18,8 +19,9 @@ LOGITS = torch.tensor([PROBABILITIES]).log() + 3.0  # any constant may be added
 
 
 def drawn(random: float, *, logits: torch.Tensor = LOGITS, **sampling: float | int) -> tuple[int, float]:
-    [pair] = draw(logits.clone(), [Draw(Sampling(max_tokens=1, **sampling), random)])  # type: ignore[arg-type]
-    return pair
+    [result] = draw(logits.clone(), [Draw(Sampling(max_tokens=1, **sampling), random)])  # type: ignore[arg-type]
+    assert result[2:] == (False, ())
+    return result[:2]
 
 
 def near(token: int, likelihood: float) -> Any:
@@ -97,7 +99,7 @@ def test_empirical_frequencies_are_those_of_the_distribution() -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(1)) * 2
     n = 20_000
     draws = [Draw(Sampling(max_tokens=1), uniform(7, i)) for i in range(n)]
-    counts = torch.bincount(torch.tensor([t for t, _ in draw(logits.expand(n, -1), draws)]), minlength=300)
+    counts = torch.bincount(torch.tensor([result.token for result in draw(logits.expand(n, -1), draws)]), minlength=300)
     expected = torch.softmax(logits[0].double(), -1) * n
     likely = expected > 5
     chi_square = float(((counts - expected)[likely] ** 2 / expected[likely]).sum())
@@ -106,11 +108,156 @@ def test_empirical_frequencies_are_those_of_the_distribution() -> None:
     assert abs(chi_square - degrees) < 4 * math.sqrt(2 * degrees)
 
 
+def only(*allowed: int, size: int = 4) -> np.ndarray:
+    mask = np.zeros(size, np.bool_)
+    mask[list(allowed)] = True
+    return mask
+
+
+def restricted(random: float, *allowed: int, logits: torch.Tensor = LOGITS, **sampling: float | int) -> Drawn:
+    options = Sampling(max_tokens=1, **sampling)  # type: ignore[arg-type]
+    [result] = draw(logits.clone(), [Draw(options, random, only(*allowed, size=logits.shape[1]))])
+    return result
+
+
+def logs(*pairs: tuple[int, float]) -> tuple[Any, ...]:
+    return tuple(near(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize(("random", "token"), [(0.0, 1), (0.71, 1), (0.72, 3), (1 - 2**-53, 3)])
+def test_a_grammar_renormalises_what_is_drawn_and_leaves_the_logprob(random: float, token: int) -> None:
+    # Of 0.25 and 0.1, the first has a share of 0.714.
+    assert restricted(random, 1, 3) == (*near(token, PROBABILITIES[token]), False, ())
+
+
+def test_a_grammar_goes_before_temperature_and_the_logprob_knows_the_temperature_only() -> None:
+    squares = [p**2 for p in PROBABILITIES]
+    # 0.0625 and 0.01: a share of 0.862.
+    assert restricted(0.85, 1, 3, temperature=0.5)[:2] == near(1, squares[1] / sum(squares))
+    assert restricted(0.87, 1, 3, temperature=0.5)[:2] == near(3, squares[3] / sum(squares))
+
+
+def test_a_grammar_goes_before_top_k_and_top_p() -> None:
+    # Among tokens 1 and 2, both are kept; without the grammar top_k keeps 0 and 1 only.
+    assert restricted(0.62, 1, 2, top_k=2)[:2] == near(1, 0.25 / 0.75)
+    assert restricted(0.63, 1, 2, top_k=2)[:2] == (2, UNLIKELY)
+    # 1 has 0.714 of 1 and 3: enough for 0.7. Without the grammar, 0.7 is reached by 0 and 1.
+    assert restricted(0.99, 1, 3, top_p=0.7)[:2] == near(1, 0.25 / 0.75)
+    assert restricted(0.99, 1, 3, top_p=0.72)[:2] == (3, UNLIKELY)
+
+
+def test_greedy_takes_the_most_likely_of_those_allowed() -> None:
+    assert restricted(0.99, 2, 3, temperature=0.0) == (*near(2, 0.15), False, ())
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"temperature": 0.5}])
+def test_a_single_allowed_token_is_forced(sampling: dict[str, float]) -> None:
+    token, logprob, forced, _ = restricted(0.5, 3, **sampling)  # type: ignore[arg-type]
+    assert (token, forced) == (3, True)
+    exponent = {0.5: 2}.get(sampling.get("temperature", 1.0), 1)
+    assert logprob == pytest.approx(math.log(0.1**exponent / sum(p**exponent for p in PROBABILITIES)), abs=1e-6)
+
+
+def test_a_forced_token_of_no_probability_has_a_finite_logprob() -> None:
+    impossible = torch.tensor([[1.0, float("-inf"), 2.0, 0.0]])
+    assert restricted(0.5, 1, logits=impossible) == (1, UNLIKELY, True, ())
+    assert restricted(0.5, 2, top_k=1) == (2, UNLIKELY, True, ())
+
+
+def test_allowed_tokens_far_below_the_others_keep_their_shares_and_logprobs() -> None:
+    far = torch.tensor([[400.0, 1.0, 1.0 + math.log(3.0), 0.0]])
+    first, second = restricted(0.24, 1, 2, logits=far), restricted(0.26, 1, 2, logits=far)
+    assert (first.token, second.token) == (1, 2)
+    assert [first.logprob, second.logprob] == pytest.approx([-399.0, -399.0 + math.log(3.0)], abs=1e-3)
+    assert restricted(0.26, 1, 2, logits=far, temperature=1e-3)[:2] == (2, UNLIKELY)
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.3}, {"temperature": 0.2}]
+)
+def test_a_grammar_that_allows_everything_changes_no_bit(sampling: dict[str, float | int]) -> None:
+    logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(2)) * 5
+    for index in range(50):
+        random = uniform(3, index)
+        assert restricted(random, *range(300), logits=logits, **sampling)[:2] == drawn(
+            random, logits=logits, **sampling
+        )
+
+
+@given(st.integers(0, 999), st.sampled_from([{}, {"temperature": 0.7}, {"temperature": 0.0}, {"top_logprobs": 2}]))
+def test_a_grammar_draws_allowed_tokens_with_the_logprob_of_no_grammar(
+    seed: int, sampling: dict[str, float | int]
+) -> None:
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(seed)) * 3
+    allowed = np.random.default_rng(seed).choice(40, size=1 + seed % 5, replace=False).tolist()
+    token, logprob, forced, _ = restricted(uniform(seed, 0), *allowed, logits=logits, **sampling)
+    assert token in allowed
+    assert forced == (len(allowed) == 1)
+    scale = sampling.get("temperature", 1.0) or 1.0
+    assert logprob == pytest.approx(float(torch.log_softmax(logits[0].double() / scale, -1)[token]), abs=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("allowed", [(0,), (0, 2), (1, 2)])
+def test_logits_that_are_not_finite_are_refused_with_a_grammar_too(value: float, allowed: tuple[int, ...]) -> None:
+    logits = LOGITS.clone()
+    logits[0, 1] = value
+    with pytest.raises(NonFiniteLogitsError, match="not finite"):
+        restricted(0.5, *allowed, logits=logits)
+
+
+def alternatives(random: float = 0.99, **sampling: float | int) -> tuple[tuple[int, float], ...]:
+    [result] = draw(LOGITS.clone(), [Draw(Sampling(max_tokens=1, **sampling), random)])  # type: ignore[arg-type]
+    assert dict(result.top_logprobs).get(result.token, result.logprob) == result.logprob
+    return result.top_logprobs
+
+
+def test_alternatives_are_the_likeliest_first_under_the_distribution_of_the_logprob() -> None:
+    assert alternatives(top_logprobs=2) == logs((0, 0.5), (1, 0.25))
+    squares = [p**2 for p in PROBABILITIES]
+    assert alternatives(top_logprobs=1, temperature=0.5) == logs((0, squares[0] / sum(squares)))
+    assert alternatives(top_logprobs=2, temperature=0.0) == logs((0, 0.5), (1, 0.25))
+
+
+def test_alternatives_are_no_more_than_there_are() -> None:
+    assert alternatives(top_logprobs=20) == logs((0, 0.5), (1, 0.25), (2, 0.15), (3, 0.1))
+    assert alternatives(top_logprobs=20, top_k=1) == ((0, 0.0),)
+    assert alternatives(top_logprobs=20, top_p=0.7) == logs((0, 0.5 / 0.75), (1, 0.25 / 0.75))
+    assert alternatives(top_logprobs=1, top_p=0.7) == logs((0, 0.5 / 0.75))
+
+
+def test_alternatives_are_those_of_before_the_grammar() -> None:
+    result = restricted(0.5, 3, top_logprobs=2)
+    assert result == (*near(3, 0.1), True, logs((0, 0.5), (1, 0.25)))
+    result = restricted(0.99, 1, 2, top_logprobs=5, top_k=2)
+    assert result == (2, UNLIKELY, False, logs((0, 0.5 / 0.75), (1, 0.25 / 0.75)))
+
+
+def test_alternatives_are_finite_and_equally_likely_ones_come_by_their_ids() -> None:
+    logits = torch.tensor([[0.0, 300.0, float("-inf"), 0.0]])
+    [result] = draw(logits, [Draw(Sampling(max_tokens=1, top_logprobs=20), 0.5)])
+    assert result.top_logprobs == ((1, 0.0), (0, -300.0), (3, -300.0), (2, UNLIKELY))
+
+
+def some(row: int) -> np.ndarray:
+    """One token, a few, or most of 259."""
+    return only(*np.random.default_rng(row).permutation(259)[: (1, 5, 200)[row % 3]].tolist(), size=259)
+
+
 @given(
-    st.lists(st.sampled_from(["plain", "warm", "cold", "greedy", "k", "p"]), min_size=1, max_size=9), st.integers(0, 99)
+    st.lists(
+        st.sampled_from(["plain", "warm", "cold", "greedy", "k", "p", "top", "grammar", "grammar-k", "grammar-greedy"]),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 99),
 )
 def test_a_row_is_drawn_alike_alone_and_among_others(kinds: list[str], seed: int) -> None:
     options: dict[str, dict[str, float | int]] = {
+        "grammar": {"temperature": 0.8},
+        "grammar-k": {"top_k": 40, "top_logprobs": 3},
+        "grammar-greedy": {"temperature": 0.0},
+        "top": {"top_logprobs": 20},
         "plain": {},
         "warm": {"temperature": 1.7},
         "cold": {"temperature": 0.3},
@@ -120,9 +267,10 @@ def test_a_row_is_drawn_alike_alone_and_among_others(kinds: list[str], seed: int
     }
     logits = torch.randn(len(kinds), 259, generator=torch.Generator().manual_seed(seed)) * 4
     draws = [
-        Draw(Sampling(max_tokens=1, **options[kind]), uniform(seed, i))  # type: ignore[arg-type]
+        Draw(Sampling(max_tokens=1, **options[kind]), uniform(seed, i), some(i) if "grammar" in kind else None)  # type: ignore[arg-type]
         for i, kind in enumerate(kinds)
     ]
+
     together = draw(logits.clone(), draws)
     alone = [draw(logits[i : i + 1].clone(), draws[i : i + 1])[0] for i in range(len(kinds))]
     assert together == alone

@@ -36,8 +36,13 @@ class Engine(Protocol):
         of the completion. All chunks come from one policy version. Closing the iterator early cancels the request and
         frees its place.
 
+        With a grammar, every chunk marks which of its tokens were forced. `top_logprobs` are of the distribution that
+        `logprobs` are of; there are fewer than asked for where top-k or top-p keep no more.
+
         Raises:
             ContextLengthError: before the first chunk, when prompt plus `max_tokens` exceed `max_context_tokens`.
+            ConfigError: before the first chunk, when the grammar cannot be used, or comes without a stop token.
+            DataError: the grammar has become too complex to follow.
             EngineClosedError: the engine was closed, or broke, before the completion was finished.
         """
         ...

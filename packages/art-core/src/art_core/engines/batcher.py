@@ -20,7 +20,9 @@ from art_core.engines.attention import (
     round_up,
 )
 from art_core.engines.cache import Match, PrefixCache, Segments, SlotStore, Tokens, common_length
-from art_core.engines.sampler import Draw, draw, uniform
+from art_core.engines.grammar import Matcher
+from art_core.engines.sampler import Draw, Drawn, draw, uniform
+from art_core.errors import DataError
 from art_core.types import FinishReason, Sampling
 
 PROMPT_ROWS = 256
@@ -32,11 +34,15 @@ _GROUP_COST = 4 * PIECE  # what one more group of decoded rows costs, in keys re
 
 @dataclass(eq=False)
 class Request:
-    """One completion being made. `seed` is always set: drawn at random where the caller gave none."""
+    """One completion being made. `seed` is always set: drawn at random where the caller gave none.
+
+    `matcher` belongs to `sampling.grammar`, and is None without one.
+    """
 
     prompt: Tokens
     sampling: Sampling
     seed: int
+    matcher: Matcher | None = None
     tokens: list[int] = field(default_factory=list)  # prompt, then completion
     computed: int = 0  # positions whose keys and values are stored
     segment: Segment | None = None
@@ -66,6 +72,16 @@ class Sampled:
     token: int
     logprob: float
     finish_reason: FinishReason | None
+    forced: bool = False
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """`request` cannot go on, for a reason of its own; it has given up its place."""
+
+    request: Request
+    error: DataError
 
 
 @dataclass
@@ -129,7 +145,7 @@ class Batcher:
         self._store.clear()
 
     @torch.inference_mode()
-    def step(self) -> list[Sampled]:
+    def step(self) -> list[Sampled | Failed]:
         """Admit what fits, compute one pass and draw the tokens that are due."""
         self._admit()
         parts = self._choose_rows()
@@ -144,14 +160,13 @@ class Batcher:
                 self._remember(part.request)
         if logits is None:
             return []
-        draws = [Draw(p.request.sampling, uniform(p.request.seed, p.request.num_sampled)) for p in due]
-        drawn = draw(logits[: len(due)], draws)
-        sampled = [self._append(part.request, *pair) for part, pair in zip(due, drawn, strict=True)]
-        for event in sampled:
-            if event.finish_reason is not None:
-                self._remember(event.request)
-                self._release(event.request)
-        return sampled
+        drawn = draw(logits[: len(due)], [_draw_of(part.request) for part in due])
+        sampled = [self._append(part.request, result) for part, result in zip(due, drawn, strict=True)]
+        failed = [failure for event in sampled if (failure := _advance(event)) is not None]
+        for request in [*(event.request for event in sampled if event.finish_reason), *(f.request for f in failed)]:
+            self._remember(request)
+            self._release(request)
+        return [*sampled, *failed]
 
     # Admission
 
@@ -303,7 +318,8 @@ class Batcher:
 
     # After the pass
 
-    def _append(self, request: Request, token: int, logprob: float) -> Sampled:
+    def _append(self, request: Request, drawn: Drawn) -> Sampled:
+        token = drawn.token
         request.tokens.append(token)
         self.counts.completion_tokens += 1
         reason: FinishReason | None = None
@@ -311,7 +327,7 @@ class Batcher:
             reason = "stop"
         elif request.num_sampled == request.sampling.max_tokens:
             reason = "length"
-        return Sampled(request, token, logprob, reason)
+        return Sampled(request, token, drawn.logprob, reason, drawn.forced, drawn.top_logprobs)
 
     def _remember(self, request: Request) -> None:
         """Put what was computed for `request` into the prefix cache."""
@@ -337,6 +353,21 @@ class Batcher:
         if request.segment is not None:
             self._segments.release(request.prompt[: request.prefix_length])
             request.segment = None
+
+
+def _draw_of(request: Request) -> Draw:
+    allowed = None if request.matcher is None else request.matcher.allowed
+    return Draw(request.sampling, uniform(request.seed, request.num_sampled), allowed)
+
+
+def _advance(event: Sampled) -> Failed | None:
+    """Find what the grammar allows behind a token that was not the last."""
+    if event.finish_reason is None and event.request.matcher is not None:
+        try:
+            event.request.matcher.advance(event.token)
+        except DataError as error:
+            return Failed(event.request, error)
+    return None
 
 
 def _private_length(part: _Rows) -> int:

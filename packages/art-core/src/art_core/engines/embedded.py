@@ -13,9 +13,10 @@ import numpy as np
 
 from art_core.engines.batcher import Counts, Request
 from art_core.engines.cache import Tokens
+from art_core.engines.grammar import Grammars
 from art_core.engines.served import ModelFacts
-from art_core.engines.worker import Client, Worker
-from art_core.errors import ConfigError, ContextLengthError, DataError, EngineClosedError
+from art_core.engines.worker import Arrival, Client, Worker
+from art_core.errors import ArtError, ConfigError, ContextLengthError, DataError
 from art_core.types import Checkpoint, Sampling, TokenChunk
 
 
@@ -58,7 +59,9 @@ class EmbeddedEngine:
 
     Tokens and logprobs of a request with a seed are equal bit for bit whatever else the engine does, in whatever order
     requests arrive, and whatever its cache holds, on machines where `batch_invariant` is true. Logprobs are float32
-    and those of the distribution the token was drawn from; at temperature 0, of the one at temperature 1.
+    and those of the distribution the token was drawn from; at temperature 0, of the one at temperature 1. With a
+    grammar, they are those of the distribution that it restricts, and -9999.0 where top-k or top-p alone would have
+    removed the token.
 
     Raises:
         ModelNotFoundError: no model in the folder.
@@ -68,6 +71,7 @@ class EmbeddedEngine:
     def __init__(self, config: EmbeddedEngineConfig) -> None:
         self._worker = Worker(config)
         self._facts = self._worker.start()
+        self._grammars = Grammars(config.model_folder, self._facts.vocab_size)
         weakref.finalize(self, self._worker.close)  # when nobody holds the engine any more
 
     @property
@@ -97,20 +101,26 @@ class EmbeddedEngine:
         """Sample a completion; see `Engine.stream`. Each chunk holds one token.
 
         Raises:
-            DataError: the prompt is empty, or holds an id that the model has no embedding for.
+            DataError: the prompt is empty, or holds an id that the model has no embedding for; or, possibly after
+                some chunks, the grammar has become too complex, or no token of the model can continue it.
             ContextLengthError: prompt plus `max_tokens` exceed `max_context_tokens`. Nothing is ever cut off.
+            ConfigError: the grammar cannot be used, or comes without a stop token.
+            MissingExtraError: a grammar needs llguidance, which is not installed.
             EngineClosedError: the engine was closed, or broke.
         """
         prompt = _checked_prompt(prompt_ids, sampling, self._facts)
         loop = asyncio.get_running_loop()
-        arrivals: asyncio.Queue[TokenChunk | EngineClosedError] = asyncio.Queue()
+        arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(64)
-        request = Request(prompt, sampling, seed)
+        matcher = None
+        if sampling.grammar is not None:
+            matcher = await asyncio.to_thread(self._grammars.matcher, sampling.grammar, sampling.stop_token_ids)
+        request = Request(prompt, sampling, seed, matcher)
         self._worker.submit(request, Client(loop, arrivals))
         try:
             while True:
                 arrival = await arrivals.get()
-                if isinstance(arrival, EngineClosedError):
+                if isinstance(arrival, ArtError):
                     raise arrival
                 yield arrival
                 if arrival.finish_reason is not None:

@@ -18,7 +18,7 @@ from art_core.engines.attention import (
     Segment,
     packed_attention,
 )
-from art_core.engines.batcher import Batcher, Request
+from art_core.engines.batcher import Batcher, Request, Sampled
 from art_core.engines.cache import SlotStore
 from art_core.engines.products import FEW_ROWS
 from art_core.types import Sampling
@@ -116,5 +116,6 @@ def _run(batcher: Batcher, requests: list[Request]) -> list[list[tuple[int, floa
     batcher.waiting.extend(requests)
     while not batcher.idle:
         for event in batcher.step():
+            assert isinstance(event, Sampled)  # only a grammar can fail
             results[event.request].append((event.token, event.logprob))
     return list(results.values())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from art_core.engines.batcher import Batcher, Counts, Request, Sampled
+from art_core.engines.batcher import Batcher, Counts, Failed, Request, Sampled
 from art_core.engines.cache import PrefixCache
 from art_core.engines.invariance import attention_rows_agree, linear_rows_agree, requests_agree
 from art_core.engines.products import use_few_rows_products, use_plain_products
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _REST_S = 1.0
 """After so long without requests the memory for them is freed: a trainer in the same process can use it meanwhile."""
-Arrival = TokenChunk | EngineClosedError
+Arrival = TokenChunk | ArtError
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +224,7 @@ class Worker:
             self.policy_version = load.checkpoint.step
             load.done.set_result(None)
 
-    def _hand_out(self, events: Sequence[Sampled]) -> None:
+    def _hand_out(self, events: Sequence[Sampled | Failed]) -> None:
         """Give each client its tokens: one wake-up per event loop and pass."""
         outgoing: dict[asyncio.AbstractEventLoop, list[tuple[Request, Client, Arrival]]] = {}
         with self._changed:
@@ -232,14 +232,24 @@ class Worker:
                 client = self._clients.get(event.request)
                 if client is None:
                     continue  # cancelled meanwhile
-                if event.finish_reason is not None:
+                if isinstance(event, Failed) or event.finish_reason is not None:
                     del self._clients[event.request]
-                chunk = TokenChunk((event.token,), (event.logprob,), self.policy_version, event.finish_reason)
-                outgoing.setdefault(client.loop, []).append((event.request, client, chunk))
+                arrival = event.error if isinstance(event, Failed) else self._chunk(event)
+                outgoing.setdefault(client.loop, []).append((event.request, client, arrival))
         for loop, items in outgoing.items():
             if not _post(loop, [(client, arrival) for _, client, arrival in items]):
                 for request, _, _ in items:
                     self.cancel(request)
+
+    def _chunk(self, event: Sampled) -> TokenChunk:
+        return TokenChunk(
+            (event.token,),
+            (event.logprob,),
+            self.policy_version,
+            event.finish_reason,
+            forced=() if event.request.matcher is None else (event.forced,),
+            top_logprobs=(event.top_logprobs,) if event.request.sampling.top_logprobs else (),
+        )
 
     def _tell_everyone(self) -> None:
         with self._changed:

@@ -65,6 +65,12 @@ class TextTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
+    def extended_definition(self, special_token: str) -> tuple[str, int]:
+        """This tokenizer as the text of a `tokenizer.json`, with one more special token, and the id of that one."""
+        extended = type(self._backend).from_str(self._backend.to_str())
+        extended.add_special_tokens([special_token])
+        return str(extended.to_str()), int(extended.get_vocab()[special_token])
+
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if isinstance(tokens, str):
             return self._backend.token_to_id(tokens)

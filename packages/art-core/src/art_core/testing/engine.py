@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from art_core.errors import ConfigError, ContextLengthError, DataError, EngineClosedError
@@ -20,9 +21,14 @@ class ScriptedEngine:
     like a model's: after the first stop token ("stop") or after `max_tokens` ("length"); a script that ends before
     either also finishes with "stop". What the script raises is what the request raises.
 
-    Every token has the logprob `logprob`. `delay_s` passes before each token. `load` accepts any checkpoint, unless
-    `load_error` is set, which it raises. `requests` lists prompt ids and sampling of every request that began,
-    `loaded` the checkpoints that are or were served.
+    Every token has the logprob `logprob`. Where `top_logprobs` are asked for, they are the scripted token, and behind
+    it the lowest other ids, each half as likely as the one before (all together at most 1); none but the scripted
+    token where `logprob` is 0. A `grammar` changes nothing and no token is marked as forced: the script says what is
+    drawn, and `requests` shows the grammar that was asked for.
+
+    `delay_s` passes before each token. `load` accepts any checkpoint, unless `load_error` is set, which it raises.
+    `requests` lists prompt ids and sampling of every request that began, `loaded` the checkpoints that are or were
+    served.
     """
 
     def __init__(
@@ -85,7 +91,8 @@ class ScriptedEngine:
             for index, token in enumerate(token_ids):
                 await self._pause()
                 last = index == len(token_ids) - 1
-                yield TokenChunk((token,), (self._logprob,), version, reason if last else None)
+                top = (self._top_logprobs(token, sampling.top_logprobs),) if sampling.top_logprobs else ()
+                yield TokenChunk((token,), (self._logprob,), version, reason if last else None, top_logprobs=top)
             if not token_ids:
                 yield TokenChunk((), (), version, reason)
         finally:
@@ -117,6 +124,12 @@ class ScriptedEngine:
     async def aclose(self) -> None:
         self._closed.set()
         self._announce()
+
+    def _top_logprobs(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
+        likelihood = math.exp(self._logprob)
+        rest = min(likelihood, 1.0 - likelihood)
+        others = [other for other in range(count) if other != token][: count - 1] if rest > 0.0 else []
+        return (token, self._logprob), *((o, math.log(rest) - k * math.log(2)) for k, o in enumerate(others, start=1))
 
     async def _pause(self) -> None:
         """Let `delay_s` pass, or notice that the engine was closed meanwhile."""
