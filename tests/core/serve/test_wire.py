@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 
 from art_core.errors import ContextLengthError, DataError, EngineClosedError, UnknownTrajectoryError
+from art_core.serve.chat_request import Calling, ChatRequest
+from art_core.serve.requests import CompletionRequest, choice_seed
 from art_core.serve.wire import (
+    ERROR_CODES,
     ApiError,
-    ChatRequest,
     as_api_error,
     logprobs_content,
     sse,
+    text_logprobs,
     usage,
     wire_finish_reason,
 )
+from art_core.types import Sampling
 
 USER = {"role": "user", "content": "u"}
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
