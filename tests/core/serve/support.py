@@ -138,5 +138,3 @@ async def collected(stream: Any) -> dict[str, Any]:
 
 def raw(setup: Setup) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=setup.server.url, timeout=20)
-
-

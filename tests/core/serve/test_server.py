@@ -22,7 +22,20 @@ from art_core.samples import to_samples
 from art_core.serve.server import ModelServer
 from art_core.trajectories import Trajectory
 from art_core.types import Exchange, Sampling
-from tests.core.serve.support import CALL, END, RENDERER, SECRET, TOKENIZER, TOOLS, USER, LineEngine, Setup, collected, ids_of, raw
+from tests.core.serve.support import (
+    CALL,
+    END,
+    RENDERER,
+    SECRET,
+    TOKENIZER,
+    TOOLS,
+    USER,
+    LineEngine,
+    Setup,
+    collected,
+    ids_of,
+    raw,
+)
 
 
 async def test_an_answer_carries_its_token_ids_and_the_exchange_that_was_recorded(setup: Setup) -> None:
@@ -261,9 +274,7 @@ async def test_b064_without_tools_markup_is_content_and_tool_choice_none_offers_
     assert [exchange.tools for exchange in setup.server.close_trajectory("t")] == [(), ()]
 
 
-async def test_no_key_and_no_header_is_ever_recorded_or_logged(
-    setup: Setup, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_no_key_and_no_header_is_ever_recorded_or_logged(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="art_core")
     setup.engine.say("x", "x", "x", "x")
     await setup.agent("t")([USER], extra_headers={"x-token": SECRET}, user="me")

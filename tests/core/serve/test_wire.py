@@ -65,7 +65,8 @@ def test_b026_an_unknown_field_is_refused_by_name() -> None:
 def test_fields_of_openais_own_service_and_neutral_values_are_accepted() -> None:
     request = parse(
         user="u", store=True, metadata={"a": "b"}, service_tier="auto", safety_identifier="s", prompt_cache_key="k",
-        n=1, stop=[], return_token_ids=True, modalities=["text"], presence_penalty=0.0, frequency_penalty=0, logit_bias={}, response_format={"type": "text"},
+        n=1, stop=[], return_token_ids=True, modalities=["text"],
+        presence_penalty=0.0, frequency_penalty=0, logit_bias={}, response_format={"type": "text"},
         parallel_tool_calls=True, top_logprobs=0, tool_choice="auto", tools=None, seed=None, stream_options=None,
     )  # fmt: skip
     plain = parse()
@@ -241,7 +242,7 @@ def text_refused(**fields: Any) -> ApiError:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["", [], [""], [[]], [1, "a"], ["a", [1]] + [True], [[-1]], 5, {"a": 1}, [[[1]]], None, [True]]
+    "prompt", ["", [], [""], [[]], [1, "a"], ["a", [1], True], [[-1]], 5, {"a": 1}, [[[1]]], None, [True]]
 )
 def test_a_prompt_is_text_or_ids(prompt: Any) -> None:
     assert text_refused(prompt=prompt).param == "prompt"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from art_core.carriers import choice_exchange_id, new_call_id
+from art_core.carriers import choice_exchange_id, fingerprint, new_call_id
 from art_core.render.base import ChatRenderer
 from art_core.render.grammars import json_schema_grammar
 from art_core.serve.chat_request import ChatRequest
@@ -96,7 +96,8 @@ class ChatCall:
             }
             for index, choice in enumerate(self.choices)
         ]
-        return {**self._envelope("chat.completion", choices), "usage": self.usage(), **self._prompt_ids()}
+        more = {"usage": self.usage(), "system_fingerprint": fingerprint(self.id), **self._prompt_ids()}
+        return {**self._envelope("chat.completion", choices), **more}
 
     def opening(self) -> list[dict[str, Any]]:
         """The first events of a stream; the first of all has the prompt's ids."""
@@ -123,6 +124,7 @@ class ChatCall:
                     **choice.extras,
                 )
             )
+            | {"system_fingerprint": fingerprint(choice.id)}
             for index, choice in enumerate(self.choices)
         ]
 

@@ -124,9 +124,9 @@ class Request(BaseModel):
         wanted = self.token_limit
         if rest < (wanted or 1):
             asked = f" and {wanted} tokens were asked for" if wanted else ""
-            raise ContextLengthError(
-                f"the prompt has {num_prompt_tokens} tokens{asked}, but the context of this model holds "
-                f"{max_context_tokens}; shorten the messages or lower max_tokens"
+            raise ContextLengthError(  # the first words are OpenAI's, by which libraries recognise the error
+                f"This model's maximum context length is {max_context_tokens} tokens, but the prompt has "
+                f"{num_prompt_tokens}{asked}; shorten the prompt or lower max_tokens"
             )
         return Sampling(
             max_tokens=wanted or rest,
