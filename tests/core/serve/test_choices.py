@@ -49,7 +49,8 @@ async def test_each_choice_can_be_continued(setup: Setup) -> None:
 async def test_streamed_choices_interleave_and_say_which_they_are(setup: Setup) -> None:
     setup.engine.say("abc", "xyz")
     stream = await setup.agent("t")([USER], n=2, stream=True, stream_options={"include_usage": True})
-    texts, ids, ends, order = {0: "", 1: ""}, {0: [], 1: []}, {}, []
+    texts, ends, order = {0: "", 1: ""}, {}, []
+    ids: dict[int, list[int]] = {0: [], 1: []}
     async for chunk in stream:
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""

@@ -24,7 +24,7 @@ def shown(setup: Setup, index: int = -1) -> str:
 @pytest.mark.parametrize("recorded", [True, False])
 async def test_the_answer_goes_on_from_a_last_message_of_the_assistant(setup: Setup, recorded: bool) -> None:
     setup.engine.say(" is Paris.", " is Paris.")
-    create = setup.agent("t") if recorded else setup.client.chat.completions.create
+    create: Any = setup.agent("t") if recorded else setup.client.chat.completions.create
     options: Any = {"tools": []} if recorded else {"model": "m"}
     answer = await create(messages=[USER, begun("The capital")], **options)
     assert answer.choices[0].message.content == " is Paris."

@@ -81,7 +81,7 @@ async def post(setup: Setup, *, headers: Any = None, path: str = "/t/t/v1/chat/c
 async def test_a_repeat_of_several_choices_with_alternatives_is_the_same_answer(setup: Setup) -> None:
     setup.engine.say("a", "b")
     setup.server.open_trajectory("t")
-    options = {"n": 2, "logprobs": True, "top_logprobs": 2}
+    options: dict[str, Any] = {"n": 2, "logprobs": True, "top_logprobs": 2}
     first = (await post(setup, **options)).json()
     again = (await post(setup, headers=RETRY, **options)).json()
     assert {**again, "created": 0} == {**first, "created": 0}

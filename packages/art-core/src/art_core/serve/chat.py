@@ -7,7 +7,7 @@ from typing import Any
 
 from art_core.carriers import choice_exchange_id, fingerprint, new_call_id
 from art_core.render.base import ChatRenderer
-from art_core.render.grammars import json_schema_grammar
+from art_core.render.grammars import json_object_grammar, json_schema_grammar
 from art_core.serve.chat_request import ChatRequest
 from art_core.serve.retries import Attempt, Recorded
 from art_core.serve.sampled import Progress, Sampled
@@ -172,8 +172,10 @@ def _grammar(request: ChatRequest, renderer: ChatRenderer) -> str | None:
             "send no tools, or serve a model made for tool calls",
             "tools",
         )
+    answer = None
     if schema is not None:
-        check_grammar(json_schema_grammar(schema), code="invalid_json_schema", param="response_format")
+        answer = json_object_grammar() if schema == {"type": "object"} else json_schema_grammar(schema)
+        check_grammar(answer, code="invalid_json_schema", param="response_format")
     name = ""
     if calling.callable:
         name = "tool_choice"
@@ -182,7 +184,7 @@ def _grammar(request: ChatRequest, renderer: ChatRenderer) -> str | None:
     elif calling.offered and schema is not None:
         name = "response_format"
     if not name:
-        return None if schema is None else json_schema_grammar(schema)
+        return answer
     tools = calling.callable or calling.offered
     instead = None if calling.callable else schema
     grammar = renderer.tool_call_grammar(tools, only_one=calling.only_one, instead=instead)

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from art_core.carriers import tool_call_id
@@ -128,9 +129,9 @@ class Sampled:
             message["tool_calls"] = self._calls
         return message
 
-    @property
+    @cached_property
     def chunk(self) -> TokenChunk:
-        """All its tokens as one chunk."""
+        """All its tokens as one chunk, once it is finished."""
         taken = self._taken
         return TokenChunk(
             token_ids=tuple(token for chunk in taken for token in chunk.token_ids),
@@ -180,6 +181,11 @@ class Sampled:
 
 async def side_by_side(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """What `sources` yield, as it comes, each item with the index of its source. The first error ends all of them."""
+    if len(sources) == 1:
+        async with contextlib.aclosing(sources[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
     queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(maxsize=len(sources))
 
     async def pump(index: int, source: AsyncGenerator[T, None]) -> None:
@@ -196,13 +202,13 @@ async def side_by_side(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGener
     try:
         running = len(tasks)
         while running:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
+            got = await queue.get()
+            if isinstance(got, BaseException):
+                raise got
+            if got is None:
                 running -= 1
             else:
-                yield item
+                yield got
     finally:
         for task in tasks:
             task.cancel()
