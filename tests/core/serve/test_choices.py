@@ -16,6 +16,7 @@ from art_core.protocols import Engine
 from art_core.serve.requests import choice_seed
 from art_core.serve.sampled import side_by_side
 from art_core.serve.server import ModelServer
+from art_core.testing import ScriptedEngine
 from tests.core.serve.support import CALL, RENDERER, USER, LineEngine, Setup, ids_of
 
 
@@ -74,6 +75,30 @@ async def test_one_choice_that_fails_fails_the_call_and_nothing_is_recorded(setu
     with pytest.raises(InternalServerError):
         await setup.agent("t")([USER], n=2)
     assert setup.server.close_trajectory("t") == []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_hang_up_frees_every_choice_and_records_nothing(streaming: bool) -> None:
+    engine = ScriptedEngine(lambda _prompt, _sampling: ids_of("abcdef" * 50), delay_s=0.02)
+    async with (
+        ModelServer(engine, RENDERER, model_name="m") as server,
+        AsyncOpenAI(base_url=server.open_trajectory("t"), api_key="k", max_retries=0, timeout=20) as client,
+    ):
+
+        async def listen() -> None:
+            answer: Any = await client.chat.completions.create(model="m", messages=[USER], n=3, stream=streaming)
+            async for _ in answer:
+                pass
+
+        call = asyncio.create_task(listen())
+        while engine.num_active < 3:  # noqa: ASYNC110 - the engine announces nothing
+            await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.wait({call})
+        async with asyncio.timeout(5):
+            while engine.num_active:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert server.close_trajectory("t") == []
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from art_core.serve.session import Session
 from art_core.testing import ScriptedEngine
 from tests.core.serve.support import CALL, END, RENDERER, TOKENIZER, TOOLS, USER, Kept, LineEngine
 
+pytestmark = pytest.mark.slow
 pieces = st.sampled_from(
     [
         *(CALL, "<tool_call>", "</tool_call>", '{"name": "f"}', "<tool_call>no</tool_call>", "<tool_", "{", '"'),
