@@ -5,142 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import signal
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import httpx
 import pytest
 from openai import APIError, APIStatusError, AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from art_core.errors import ConfigError, EngineClosedError, UnknownTrajectoryError
 from art_core.protocols import Engine
-from art_core.render import ChatMLHermesRenderer, TextTokenizer
 from art_core.samples import to_samples
 from art_core.serve.server import ModelServer
 from art_core.trajectories import Trajectory
-from art_core.types import Checkpoint, Exchange, Sampling, TokenChunk
-
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-END = 2
-
-
-def _byte_tokenizer() -> TextTokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate([*SPECIAL, *alphabet])}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    return TextTokenizer(tokenizer)
-
-
-TOKENIZER = _byte_tokenizer()
-RENDERER = ChatMLHermesRenderer(TOKENIZER)
-TOOLS: list[Any] = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-USER: Any = {"role": "user", "content": "u"}
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-SECRET = "sk-very-secret"
-
-
-def ids_of(text: str, *, closed: bool = True) -> list[int]:
-    return [*TOKENIZER.encode(text), *([END] if closed else [])]
-
-
-@dataclass
-class LineEngine:
-    """Answers each prompt with the next line; after `stall_after` tokens it waits for ever."""
-
-    lines: list[Sequence[int]] = field(default_factory=list)
-    chunk_size: int = 1
-    max_context_tokens: int = 4096
-    policy_version: int = 3
-    stall_after: int | None = None
-    error: Exception | None = None
-    prompts: list[tuple[tuple[int, ...], Sampling]] = field(default_factory=list)
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    stalled: asyncio.Event = field(default_factory=asyncio.Event)
-    freed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def say(self, *texts: str, closed: bool = True) -> None:
-        self.lines += [ids_of(text, closed=closed) for text in texts]
-
-    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncGenerator[TokenChunk, None]:
-        self.prompts.append((tuple(prompt_ids), sampling))
-        self.asked.set()
-        ids = self.lines.pop(0)
-        try:
-            for start in range(0, len(ids), self.chunk_size):
-                if self.stall_after is not None and start >= self.stall_after:
-                    if self.error:
-                        raise self.error
-                    self.stalled.set()
-                    await asyncio.Event().wait()
-                chunk = tuple(ids[start : start + self.chunk_size])
-                last = start + self.chunk_size >= len(ids)
-                reason: Any = ("stop" if ids[-1] == END else "length") if last else None
-                await asyncio.sleep(0)
-                yield TokenChunk(chunk, tuple(-0.25 * (t % 7) for t in chunk), self.policy_version, reason)
-        finally:
-            self.freed.set()
-
-    async def load(self, checkpoint: Checkpoint) -> None:
-        self.policy_version = checkpoint.step
-
-    async def aclose(self) -> None:
-        return
-
-
-@dataclass
-class Setup:
-    engine: LineEngine
-    server: ModelServer
-    client: AsyncOpenAI
-
-    def agent(self, trajectory_id: str) -> Any:
-        """The client of one trajectory; `create` with model and tools filled in."""
-        client = self.client.with_options(base_url=self.server.open_trajectory(trajectory_id))
-        return lambda messages, **options: client.chat.completions.create(
-            model="m", messages=messages, **{"tools": TOOLS, **options}
-        )
-
-
-@pytest.fixture
-async def setup() -> AsyncIterator[Setup]:
-    engine = LineEngine()
-    async with (
-        ModelServer(cast(Engine, engine), RENDERER, model_name="m") as server,
-        AsyncOpenAI(base_url=server.base_url(), api_key=SECRET, max_retries=0, timeout=20) as client,
-    ):
-        yield Setup(engine, server, client)
-
-
-async def collected(stream: Any) -> dict[str, Any]:
-    """A streamed answer joined as clients do, in the shape of a plain choice."""
-    joined: dict[str, Any] = {"content": None, "calls": {}, "token_ids": [], "logprobs": [], "finish_reason": None}
-    async for chunk in stream:
-        if hasattr(chunk, "prompt_token_ids"):
-            joined["prompt_ids"] = chunk.prompt_token_ids
-        for choice in chunk.choices:
-            delta = choice.delta
-            if delta.content is not None:
-                joined["content"] = (joined["content"] or "") + delta.content
-            for call in delta.tool_calls or []:
-                assert call.index not in joined["calls"], "each call has an index of its own"
-                joined["calls"][call.index] = (call.id, call.function.name, call.function.arguments)
-            joined["token_ids"] += getattr(choice, "token_ids", None) or []
-            joined["logprobs"] += choice.logprobs.content if choice.logprobs else []
-            joined["finish_reason"] = choice.finish_reason or joined["finish_reason"]
-            joined["malformed"] = getattr(choice, "malformed_tool_calls", None)
-            joined["exchange_id"] = getattr(choice, "exchange_id", None)
-    return joined
-
-
-def raw(setup: Setup) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=setup.server.url, timeout=20)
+from art_core.types import Exchange, Sampling
+from tests.core.serve.support import (
+    CALL,
+    END,
+    RENDERER,
+    SECRET,
+    TOKENIZER,
+    TOOLS,
+    USER,
+    LineEngine,
+    Setup,
+    collected,
+    ids_of,
+    raw,
+)
 
 
 async def test_an_answer_carries_its_token_ids_and_the_exchange_that_was_recorded(setup: Setup) -> None:
@@ -361,11 +256,13 @@ async def test_trajectories_do_not_mix(setup: Setup) -> None:
         assert [e.messages[0]["content"] for e in setup.server.close_trajectory(name)] == [name] * 2
 
 
-async def test_a_call_outside_any_trajectory_is_served_and_not_recorded(setup: Setup) -> None:
+async def test_a_call_outside_any_trajectory_goes_to_the_recorder_under_the_id_it_was_given(setup: Setup) -> None:
     setup.engine.say("x")
     setup.server.open_trajectory("t")
     answer = cast(Any, await setup.client.chat.completions.create(model="m", messages=[USER]))
-    assert (answer.choices[0].message.content, answer.choices[0].exchange_id) == ("x", None)
+    (exchange,) = setup.outside
+    assert (answer.choices[0].exchange_id, exchange.trajectory_id) == (exchange.id, "")
+    assert (exchange.completion_ids, exchange.response["content"]) == (tuple(ids_of("x")), "x")
     assert setup.server.close_trajectory("t") == []
 
 
@@ -377,11 +274,20 @@ async def test_b064_without_tools_markup_is_content_and_tool_choice_none_offers_
     assert [exchange.tools for exchange in setup.server.close_trajectory("t")] == [(), ()]
 
 
-async def test_no_key_and_no_header_is_ever_recorded(setup: Setup) -> None:
-    setup.engine.say("x")
+async def test_no_key_and_no_header_is_ever_recorded_or_logged(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="art_core")
+    setup.engine.say("x", "x", "x", "x")
     await setup.agent("t")([USER], extra_headers={"x-token": SECRET}, user="me")
-    (exchange,) = setup.server.close_trajectory("t")
-    assert SECRET not in exchange.model_dump_json()
+    await setup.client.chat.completions.create(model="m", messages=[USER])
+    setup.engine.stall_after, setup.engine.error = 0, ZeroDivisionError("oops")
+    for call in (setup.agent("v")([USER]), setup.client.completions.create(model="m", prompt="p")):
+        with pytest.raises(InternalServerError):
+            await call
+    (exchange,), (outside,) = setup.server.close_trajectory("t"), setup.outside
+    assert SECRET not in exchange.model_dump_json() + outside.model_dump_json()
+    ours = [record for record in caplog.records if record.name.startswith("art_core")]
+    assert len(ours) == 2
+    assert not any(SECRET in logging.Formatter().format(record) for record in ours)
 
 
 async def test_every_record_survives_a_round_trip_through_json(setup: Setup) -> None:
@@ -440,11 +346,13 @@ async def test_models_and_health(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code"),
     [
-        ("POST", "/v1/chat/completions", b"{", 400, None),
-        ("POST", "/v1/chat/completions", b'{"model": "m", "messages": []}', 400, None),
+        ("POST", "/v1/chat/completions", b"{", 400, "invalid_json"),
+        ("POST", "/v1/chat/completions", b'{"model": "m", "messages": []}', 400, "invalid_value"),
+        ("POST", "/v1/chat/completions", b'{"model": "m"}', 400, "missing_required_parameter"),
         ("POST", "/v1/chat/completions", b'{"model":"m","messages":[{}],"x":1}', 400, "unsupported_parameter"),
         ("POST", "/t/none/v1/chat/completions", b"{}", 404, "unknown_trajectory"),
-        ("POST", "/v1/completions", b"{}", 404, "unknown_url"),
+        ("POST", "/v1/completions", b"{}", 400, "missing_required_parameter"),
+        ("POST", "/v1/embeddings", b"{}", 404, "unknown_url"),
         ("GET", "/v1/chat/completions", b"", 405, "unknown_url"),
         ("GET", "/docs", b"", 404, "unknown_url"),
     ],
@@ -464,7 +372,7 @@ async def test_b051_no_answer_holds_nan_or_infinity(setup: Setup) -> None:
         raise AssertionError(name)
 
     setup.engine.say("x")
-    body = {"model": "m", "messages": [USER], "top_k": 1, "logprobs": True, "top_logprobs": 0}
+    body = {"model": "m", "messages": [USER], "top_k": 1, "logprobs": True, "top_logprobs": 3}
     async with raw(setup) as client:
         answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200

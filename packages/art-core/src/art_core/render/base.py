@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from renderers import ParsedResponse, RenderedTokens
 
@@ -45,6 +45,11 @@ class CompletionParser(Protocol):
     @property
     def num_malformed_calls(self) -> int:
         """Attempted tool calls that could not be read; their text was given out as content."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was completed. Nothing of it, or after it, is ever given out."""
         ...
 
     def push(self, token_ids: Sequence[int]) -> list[Delta]:
@@ -105,9 +110,46 @@ class ChatRenderer(Protocol):
         ...
 
     def completion_parser(
-        self, *, tools: Sequence[ToolSpec] | None = None, prompt_ids: Sequence[int] | None = None
+        self,
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
     ) -> CompletionParser:
-        """A parser for one completion of `prompt_ids`. Without `tools` nothing is taken for a tool call."""
+        """A parser for one completion of `prompt_ids`. Without `tools` nothing is taken for a tool call.
+
+        The strings in `stop` are looked for in the text as it was sampled, reasoning and calls included.
+        """
+        ...
+
+    def text_parser(self, *, stop: Sequence[str] = ()) -> CompletionParser:
+        """A parser that takes everything for content, up to a stop token."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text` as text: the spelling of a special token in it does not become that token."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Every token id is below this."""
+        ...
+
+    def prefill_ids(self, message: ChatMessage) -> list[int] | None:
+        """Ids of the beginning of an answer, for after the generation prompt; the turn stays open.
+
+        None where it is not known how this model's turns begin.
+        """
+        ...
+
+    def tool_call_grammar(
+        self, tools: Sequence[ToolSpec], *, only_one: bool = False, instead: Mapping[str, Any] | None = None
+    ) -> str | None:
+        """A grammar (see `Sampling.grammar`) of completions that are calls of `tools` in this model's own format.
+
+        Arguments follow the tools' `parameters`. Several calls are possible unless `only_one`. With `instead`, a JSON
+        value of that schema is the other possible completion. None where the format is not known exactly.
+        """
         ...
 
     def get_stop_token_ids(self) -> list[int]:

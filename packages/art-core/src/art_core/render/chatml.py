@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from renderers import (
-    ParsedResponse,
-    ParsedToolCall,
-    RenderedTokens,
-    ToolCallParseStatus,
-    extract_message_tool_names,
-    reject_assistant_in_extension,
-)
+from renderers import ParsedResponse, RenderedTokens, extract_message_tool_names, reject_assistant_in_extension
 
 from art_core.errors import DataError
-from art_core.render.base import CompletionParser, ContentDelta, Delta, ToolCallDelta
-from art_core.render.hermes import HermesSplitter, call_text
+from art_core.render.base import CompletionParser, ContentDelta
+from art_core.render.hermes import call_text, calls_grammar
 from art_core.render.messages import compact_json, normal_message, tool_function
-from art_core.render.tokenizer import TextStream, TextTokenizer
+from art_core.render.parsing import StreamParser
+from art_core.render.tokenizer import TextTokenizer
 from art_core.types import ChatMessage, ToolSpec
 
 START = "<|im_start|>"
@@ -117,9 +112,9 @@ class ChatMLHermesRenderer:
         token_ids: Sequence[int],
         *,
         tools: Sequence[ToolSpec] | None = None,
-        prompt_ids: Sequence[int] | None = None,  # noqa: ARG002 - of the protocol; nothing is ever prefilled here
+        prompt_ids: Sequence[int] | None = None,  # noqa: ARG002 - of the protocol; every prompt is parsed alike here
     ) -> ParsedResponse:
-        parser = _Parser(self._tokenizer, self._close_ids, with_calls=bool(tools))
+        parser = StreamParser(self._tokenizer, self._close_ids, with_calls=bool(tools))
         deltas = [*parser.push(token_ids), *parser.finish()]
         content = "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta))
         return ParsedResponse(content=content, tool_calls=parser.attempts)
@@ -128,9 +123,13 @@ class ChatMLHermesRenderer:
         self,
         *,
         tools: Sequence[ToolSpec] | None = None,
-        prompt_ids: Sequence[int] | None = None,  # noqa: ARG002 - of the protocol; nothing is ever prefilled here
+        prompt_ids: Sequence[int] | None = None,  # noqa: ARG002 - of the protocol; every prompt is parsed alike here
+        stop: Sequence[str] = (),
     ) -> CompletionParser:
-        return _Parser(self._tokenizer, self._close_ids, with_calls=bool(tools))
+        return StreamParser(self._tokenizer, self._close_ids, with_calls=bool(tools), stop=stop)
+
+    def text_parser(self, *, stop: Sequence[str] = ()) -> CompletionParser:
+        return StreamParser(self._tokenizer, self._close_ids, with_calls=False, stop=stop)
 
     def get_stop_token_ids(self) -> list[int]:
         return list(self._close_ids)
@@ -159,6 +158,23 @@ class ChatMLHermesRenderer:
             message_roles=added.message_roles,
             message_tool_names=added.message_tool_names,
         )
+
+    def prefill_ids(self, message: ChatMessage) -> list[int] | None:
+        return self._tokenizer.encode(_assistant_text(normal_message(message)))
+
+    def tool_call_grammar(
+        self, tools: Sequence[ToolSpec], *, only_one: bool = False, instead: Mapping[str, Any] | None = None
+    ) -> str | None:
+        return calls_grammar(
+            [tool_function(tool) for tool in tools], only_one=only_one, instead=instead, special=self._special
+        )
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._tokenizer.vocabulary_size
 
     def token_text(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id])
@@ -219,43 +235,3 @@ def _assistant_text(message: ChatMessage) -> str:
         text = f"<think>\n{reasoning.strip()}\n</think>\n\n{text}"
     calls = [call_text(call["function"]) for call in message.get("tool_calls", ())]
     return "\n".join([text, *calls] if text else calls)
-
-
-class _Parser:
-    def __init__(self, tokenizer: TextTokenizer, close_ids: Sequence[int], *, with_calls: bool) -> None:
-        self._text = TextStream(tokenizer)
-        self._close_ids = frozenset(close_ids)
-        self._splitter = HermesSplitter() if with_calls else None
-        self._closed = False
-
-    @property
-    def attempts(self) -> list[ParsedToolCall]:
-        """Every attempted call, in order."""
-        return list(self._splitter.attempts) if self._splitter else []
-
-    @property
-    def num_malformed_calls(self) -> int:
-        return sum(call.status != ToolCallParseStatus.OK for call in self.attempts)
-
-    def push(self, token_ids: Sequence[int]) -> list[Delta]:
-        ids = []
-        for token_id in token_ids:
-            self._closed = self._closed or token_id in self._close_ids
-            if not self._closed:
-                ids.append(token_id)
-        text = self._text.push(ids)
-        return _deltas(self._splitter.push(text) if self._splitter else [text])
-
-    def finish(self) -> list[Delta]:
-        text = self._text.finish()
-        if self._splitter is None:
-            return _deltas([text])
-        return _deltas([*self._splitter.push(text), *self._splitter.finish()])
-
-
-def _deltas(events: Sequence[str | ParsedToolCall]) -> list[Delta]:
-    return [
-        ContentDelta(event) if isinstance(event, str) else ToolCallDelta(str(event.name), compact_json(event.arguments))
-        for event in events
-        if event
-    ]

@@ -6,6 +6,7 @@ Whether a grammar can be followed is for the engine to say, before the first tok
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from art_core.errors import ConfigError
@@ -15,7 +16,7 @@ _WHITESPACE = r"[ ]|\n[ ]{0,16}"
 amount of whitespace can go on with it for ever."""
 
 
-def json_schema_grammar(schema: dict[str, Any]) -> str:
+def json_schema_grammar(schema: Mapping[str, Any]) -> str:
     """The JSON texts that `schema` describes, properties in the order in which the schema names them.
 
     Where the schema leaves `additionalProperties` open, others may follow. Keywords that cannot be enforced (`not`,
@@ -24,14 +25,24 @@ def json_schema_grammar(schema: dict[str, Any]) -> str:
     Raises:
         ConfigError: `schema` is not a JSON object.
     """
-    if not isinstance(schema, dict):
+    return f"start: {json_rule(schema)}"
+
+
+def json_rule(schema: Mapping[str, Any]) -> str:
+    """What stands for a JSON value of `schema` on the right of a rule. Raises what `json_schema_grammar` raises."""
+    if not isinstance(schema, Mapping):
         raise ConfigError(f"a JSON schema is {type(schema).__name__}; wanted an object such as {{'type': 'object'}}")
     options = {"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
     try:
         text = json.dumps({**schema, "x-guidance": options}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"a JSON schema holds what JSON cannot say: {error}; wanted plain JSON values") from error
-    return f"start: %json {text}"
+    return f"%json {text}"
+
+
+def text_rule(text: str) -> str:
+    """What stands for exactly `text` on the right of a rule."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def json_object_grammar() -> str:

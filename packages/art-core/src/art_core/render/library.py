@@ -11,6 +11,7 @@ from renderers import DefaultRendererConfig, ParsedResponse, RenderedTokens, Too
 from art_core.errors import DataError, MissingExtraError
 from art_core.render.base import CompletionParser, ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from art_core.render.messages import compact_json, normal_message, tool_function
+from art_core.render.parsing import StreamParser
 from art_core.types import ChatMessage, ToolSpec
 
 _TOOL_FORMATS = (("<tool_call>", "<function=", "qwen3.5"), ("<tool_call>", '"name"', "qwen3"))
@@ -98,9 +99,35 @@ class LibraryRenderer:
         )
 
     def completion_parser(
-        self, *, tools: Sequence[ToolSpec] | None = None, prompt_ids: Sequence[int] | None = None
+        self,
+        *,
+        tools: Sequence[ToolSpec] | None = None,
+        prompt_ids: Sequence[int] | None = None,
+        stop: Sequence[str] = (),
     ) -> CompletionParser:
-        return _WholeParser(self, tools, prompt_ids)
+        return _WholeParser(self, self._tokenizer, tools, prompt_ids, stop)
+
+    def text_parser(self, *, stop: Sequence[str] = ()) -> CompletionParser:
+        return StreamParser(self._tokenizer, self.get_stop_token_ids(), with_calls=False, stop=stop)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self._tokenizer)
+
+    def prefill_ids(self, message: ChatMessage) -> list[int] | None:  # noqa: ARG002 - of the protocol
+        return None
+
+    def tool_call_grammar(
+        self,
+        tools: Sequence[ToolSpec],  # noqa: ARG002 - of the protocol
+        *,
+        only_one: bool = False,  # noqa: ARG002 - of the protocol
+        instead: Mapping[str, Any] | None = None,  # noqa: ARG002 - of the protocol
+    ) -> str | None:
+        return None
 
     def get_stop_token_ids(self) -> list[int]:
         return list(self._renderer.get_stop_token_ids())
@@ -168,19 +195,37 @@ class _WholeParser:
     """Parses when all tokens are there: the library has no incremental parsers."""
 
     def __init__(
-        self, renderer: LibraryRenderer, tools: Sequence[ToolSpec] | None, prompt_ids: Sequence[int] | None
+        self,
+        renderer: LibraryRenderer,
+        tokenizer: Any,
+        tools: Sequence[ToolSpec] | None,
+        prompt_ids: Sequence[int] | None,
+        stop: Sequence[str],
     ) -> None:
         self._renderer = renderer
+        self._tokenizer = tokenizer
         self._tools = tools
         self._prompt_ids = prompt_ids
         self._ids: list[int] = []
+        self._scanned = renderer.text_parser(stop=stop) if stop else None
+        self._text = ""
         self.num_malformed_calls = 0
+
+    @property
+    def stopped(self) -> bool:
+        return self._scanned is not None and self._scanned.stopped
 
     def push(self, token_ids: Sequence[int]) -> list[Delta]:
         self._ids += token_ids
+        if self._scanned is not None:
+            self._text += "".join(
+                delta.text for delta in self._scanned.push(token_ids) if isinstance(delta, ContentDelta)
+            )
         return []
 
     def finish(self) -> list[Delta]:
+        if self.stopped:  # what precedes the stop string, encoded only to be parsed
+            self._ids = list(self._tokenizer.encode(self._text, add_special_tokens=False))
         parsed = self._renderer.parse_response(self._ids, tools=self._tools, prompt_ids=self._prompt_ids)
         readable = [call for call in parsed.tool_calls if call.status == ToolCallParseStatus.OK and self._tools]
         unreadable = [call.raw for call in parsed.tool_calls if call not in readable]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -54,6 +55,11 @@ class TextTokenizer:
         return {
             token.content: index for index, token in self._backend.get_added_tokens_decoder().items() if token.special
         }
+
+    @cached_property
+    def vocabulary_size(self) -> int:
+        """Every token id is below this."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Ids of `text`; half a surrogate pair, which UTF-8 cannot carry, becomes U+FFFD."""

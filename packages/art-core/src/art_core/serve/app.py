@@ -1,8 +1,9 @@
-"""Routes: `/v1/chat/completions`, `/v1/models` and `/healthz`, and the same below `/t/<trajectory id>`."""
+"""Routes: chat and text completions, `/v1/models` and `/healthz`, and the same below `/t/<trajectory id>`."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -11,10 +12,14 @@ from starlette.responses import JSONResponse, Response
 
 from art_core.errors import ArtError
 from art_core.serve.chat import ChatCall
-from art_core.serve.reply import ChatReply, error_response, told
+from art_core.serve.chat_request import ChatRequest
+from art_core.serve.completions import CompletionCall
+from art_core.serve.reply import Call, Reply, error_response, told
+from art_core.serve.requests import AnyRequest, CompletionRequest
+from art_core.serve.retries import Attempt
 from art_core.serve.served import Catalogue
 from art_core.serve.session import Session, Sessions
-from art_core.serve.wire import ApiError, ChatRequest
+from art_core.serve.wire import ApiError
 
 
 def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Event | None = None) -> FastAPI:
@@ -27,10 +32,19 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
         return None if trajectory_id is None else sessions.get(trajectory_id)
 
     async def chat_completions(request: Request) -> Response:
+        return await answered(request, ChatRequest, ChatCall)
+
+    async def completions(request: Request) -> Response:
+        return await answered(request, CompletionRequest, CompletionCall)
+
+    async def answered(request: Request, kind: type[AnyRequest], call: Callable[..., Call]) -> Response:
         session = session_of(request)
-        chat = ChatRequest.parse(await request.body())
-        model = await catalogue.find(chat.model)
-        return ChatReply(ChatCall(chat, engine=model.engine, renderer=model.renderer, session=session), stop)
+        body = await request.body()
+        attempt = session.attempts.begin(request.url.path, request.headers, body) if session else Attempt()
+        with attempt.begun():
+            asked = kind.parse(body)
+            model = await catalogue.find(asked.model)
+            return Reply(call(asked, model=model, session=session, attempt=attempt), stop)
 
     async def models(request: Request) -> Response:
         session_of(request)
@@ -47,6 +61,7 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
 
     for prefix in ("", "/t/{trajectory_id:path}"):
         app.add_api_route(f"{prefix}/v1/chat/completions", chat_completions, methods=["POST"], response_model=None)
+        app.add_api_route(f"{prefix}/v1/completions", completions, methods=["POST"], response_model=None)
         app.add_api_route(f"{prefix}/v1/models", models, methods=["GET"], response_model=None)
         app.add_api_route(f"{prefix}/healthz", healthz, methods=["GET"], response_model=None)
 

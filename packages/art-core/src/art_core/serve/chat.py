@@ -2,181 +2,205 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-import uuid
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from art_core.errors import EngineClosedError
-from art_core.protocols import Engine
-from art_core.render.base import ChatRenderer, ContentDelta, Delta, ReasoningDelta
-from art_core.serve.session import Prompt, Session
-from art_core.serve.wire import ApiError, ChatRequest, logprobs_content, usage, wire_finish_reason
-from art_core.types import ChatMessage, Exchange, FinishReason, TokenChunk
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Newly sampled tokens, and the parts of the message (in the wire shape of a streamed delta) they have decided."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    deltas: list[dict[str, Any]]
+from art_core.carriers import choice_exchange_id, fingerprint, new_call_id
+from art_core.render.base import ChatRenderer
+from art_core.render.grammars import json_object_grammar, json_schema_grammar
+from art_core.serve.chat_request import ChatRequest
+from art_core.serve.retries import Attempt, Recorded
+from art_core.serve.sampled import Progress, Sampled
+from art_core.serve.schemas import check_grammar
+from art_core.serve.served import Served
+from art_core.serve.session import Prompt, Session, whole_prompt
+from art_core.serve.wire import logprobs_content, unsupported, usage, wire_finish_reason
+from art_core.types import TokenChunk
 
 
 class ChatCall:
-    """A call that was accepted: its prompt is built and fits.
+    """A call that was accepted: its prompt is built and fits, and what restricts its answer can be enforced.
 
-    Iterate `progress()` to its end, then `finish()`; both the plain and the streamed answer are made of these.
+    `choices` are to be sampled to their ends; then `record()`. Both the plain and the streamed answer are made here.
 
     Raises:
         ApiError, DataError: the request cannot be served.
     """
 
-    def __init__(
-        self, request: ChatRequest, *, engine: Engine, renderer: ChatRenderer, session: Session | None
-    ) -> None:
-        tools = request.offered_tools
-        if tools and not renderer.supports_tools:
-            raise ApiError(
-                400,
-                "this model's chat template shows no tool-call format that this server can read; "
-                "send no tools, or serve a model made for tool calls",
-                code="unsupported_parameter",
-                param="tools",
-            )
-        if session is not None:
-            self.prompt = session.prompt(renderer, request.messages, tools)
-        else:
-            ids = renderer.render_ids(request.messages, tools=tools, add_generation_prompt=True)
-            self.prompt = Prompt(tuple(ids))
-        self.sampling = request.sampling(
-            num_prompt_tokens=len(self.prompt.ids),
-            max_context_tokens=engine.max_context_tokens,
-            stop_token_ids=renderer.get_stop_token_ids(),
-        )
+    def __init__(self, request: ChatRequest, *, model: Served, session: Session | None, attempt: Attempt) -> None:
+        renderer = model.renderer
         self.request = request
-        self.id = uuid.uuid4().hex
+        self.attempt = attempt
         self.created = int(time.time())
-        self._engine = engine
-        self._renderer = renderer
+        self._model = model
         self._session = session
-        self._tools = tools
-        self._parser = renderer.completion_parser(tools=tools, prompt_ids=self.prompt.ids)
-        self._started_at = time.time()
-        self._token_ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._policy_version: int | None = None
-        self._finish_reason: FinishReason | None = None
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[dict[str, Any]] = []
+        calling = request.calling
+        self._tools = list(calling.offered)
+        grammar = _grammar(request, renderer)
+        num_choices = request.n or 1
+        repeats = attempt.repeats
+        if repeats:
+            first = repeats[0].exchange
+            prompt, self.id = Prompt(first.prompt_ids, first.forked), first.id.partition("-")[0]
+        else:
+            make = whole_prompt if session is None else session.prompt
+            prompt, self.id = make(renderer, request.messages, self._tools), new_call_id()
+        self.prompt = prompt
+        self.choices = [
+            Sampled(
+                choice_exchange_id(self.id, index, num_choices=num_choices),
+                prompt,
+                request.sampling(
+                    num_prompt_tokens=len(prompt.ids),
+                    max_context_tokens=model.engine.max_context_tokens,
+                    stop_token_ids=renderer.get_stop_token_ids(),
+                    index=index,
+                    grammar=grammar,
+                ),
+                renderer.completion_parser(tools=self._tools, prompt_ids=prompt.ids, stop=request.stop or ()),
+                engine=model.engine,
+                session=session,
+                only_one_call=calling.only_one,
+                repeats=repeats[index] if repeats else None,
+            )
+            for index in range(num_choices)
+        ]
 
-    async def progress(self) -> AsyncGenerator[Progress, None]:
-        """Sample. Closing or cancelling this frees the engine's slot at once.
-
-        Raises:
-            UnknownTrajectoryError: the trajectory was closed meanwhile.
-            EngineClosedError: the engine broke, or ended without a finish reason.
-        """
-        chunks = cast("AsyncGenerator[TokenChunk, None]", self._engine.stream(self.prompt.ids, self.sampling))
-        async with contextlib.aclosing(chunks):
-            async for chunk in chunks:
-                if self._session is not None:
-                    self._session.check_open()
-                self._token_ids += chunk.token_ids
-                self._logprobs += chunk.logprobs
-                self._policy_version = chunk.policy_version
-                self._finish_reason = chunk.finish_reason
-                deltas = self._parser.push(chunk.token_ids)
-                if chunk.finish_reason is not None:
-                    deltas += self._parser.finish()
-                yield Progress(chunk.token_ids, chunk.logprobs, [self._keep(delta) for delta in deltas])
-        if self._finish_reason is None:
-            raise EngineClosedError("the engine stopped before it finished the completion; start it again")
-
-    def _keep(self, delta: Delta) -> dict[str, Any]:
-        if isinstance(delta, ContentDelta):
-            self._content.append(delta.text)
-            return {"content": delta.text}
-        if isinstance(delta, ReasoningDelta):
-            self._reasoning.append(delta.text)
-            return {"reasoning_content": delta.text}
-        call = {
-            "id": f"call_{uuid.uuid4().hex}",
-            "type": "function",
-            "function": {"name": delta.name, "arguments": delta.arguments},
-        }
-        self._calls.append(call)
-        return {"tool_calls": [{"index": len(self._calls) - 1, **call}]}
-
-    def finish(self) -> Answer:
-        """The whole answer, and its exchange in the trajectory's record.
+    def record(self) -> None:
+        """Put the finished choices into the record, unless they are there already.
 
         Raises:
             UnknownTrajectoryError: the trajectory was closed meanwhile.
         """
-        if self._finish_reason is None or self._policy_version is None:
-            raise EngineClosedError("the engine has not finished the completion")
-        content = "".join(self._content)
-        message: ChatMessage = {"role": "assistant", "content": content or (None if self._calls else "")}
-        if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
-        if self._calls:
-            message["tool_calls"] = self._calls
-        if self._session is not None:
-            self._session.record(
-                Exchange(
-                    id=self.id,
-                    trajectory_id=self._session.trajectory_id,
-                    messages=tuple(self.request.messages),
-                    tools=tuple(self._tools),
-                    response=message,
-                    prompt_ids=self.prompt.ids,
-                    completion_ids=tuple(self._token_ids),
-                    logprobs=tuple(self._logprobs),
-                    finish_reason=self._finish_reason,
-                    sampling=self.sampling,
-                    policy_version=self._policy_version,
-                    forked=self.prompt.forked,
-                    num_malformed_calls=self._parser.num_malformed_calls,
-                    started_at=self._started_at,
-                    ended_at=time.time(),
+        if self.attempt.repeats:
+            return
+        recorder = self._model.recorder if self._session is None else self._session
+        recorded = [
+            Recorded(choice.exchange(self.request.messages, self._tools), choice.chunk) for choice in self.choices
+        ]
+        if recorder is not None:
+            for item in recorded:
+                recorder.record(item.exchange)
+        self.attempt.answered(recorded)
+
+    def body(self) -> dict[str, Any]:
+        """The plain answer."""
+        choices = [
+            {
+                "index": index,
+                "message": choice.message,
+                "finish_reason": self._finish_reason(choice),
+                "logprobs": self._logprobs(choice.chunk),
+                "token_ids": list(choice.chunk.token_ids),
+                **choice.extras,
+            }
+            for index, choice in enumerate(self.choices)
+        ]
+        more = {"usage": self.usage(), "system_fingerprint": fingerprint(self.id), **self._prompt_ids()}
+        return {**self._envelope("chat.completion", choices), **more}
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The first events of a stream; the first of all has the prompt's ids."""
+        events = [self._event(_delta(index, {"role": "assistant"})) for index in range(len(self.choices))]
+        events[0] |= self._prompt_ids()
+        return events
+
+    def events(self, index: int, step: Progress) -> list[dict[str, Any]]:
+        """The events of what choice `index` has just sampled; the first of them has the tokens."""
+        tokens = {"logprobs": self._logprobs(step.chunk), "token_ids": list(step.chunk.token_ids)}
+        deltas = step.deltas or [{}]
+        return [
+            self._event(_delta(index, delta, **(tokens if place == 0 else {}))) for place, delta in enumerate(deltas)
+        ]
+
+    def closing(self) -> list[dict[str, Any]]:
+        """The last event of each choice."""
+        return [
+            self._event(
+                _delta(
+                    index,
+                    {"content": ""} if choice.message["content"] == "" else {},
+                    finish_reason=self._finish_reason(choice),
+                    **choice.extras,
                 )
             )
-        return Answer(
-            message=message,
-            finish_reason=wire_finish_reason(self._finish_reason, message),
-            extras={
-                "exchange_id": self.id if self._session is not None else None,
-                "policy_version": self._policy_version,
-                "malformed_tool_calls": self._parser.num_malformed_calls,
-            },
-            usage=usage(len(self.prompt.ids), len(self._token_ids)),
-            token_ids=list(self._token_ids),
-            logprobs=self.wire_logprobs(self._token_ids, self._logprobs),
-        )
+            | {"system_fingerprint": fingerprint(choice.id)}
+            for index, choice in enumerate(self.choices)
+        ]
 
-    def wire_logprobs(self, token_ids: list[int] | tuple[int, ...], logprobs: list[float] | tuple[float, ...]) -> Any:
-        """The `logprobs` field for these tokens; None unless they were asked for."""
+    def usage_event(self) -> dict[str, Any]:
+        return {**self._envelope("chat.completion.chunk", []), "usage": self.usage()}
+
+    def usage(self) -> dict[str, int]:
+        """Token counts; the prompt counts once, however many choices there are."""
+        return usage(len(self.prompt.ids), sum(len(choice.chunk.token_ids) for choice in self.choices))
+
+    def _finish_reason(self, choice: Sampled) -> str:
+        return wire_finish_reason(choice.finish_reason or "stop", choice.message)
+
+    def _logprobs(self, chunk: TokenChunk) -> Any:
         if not self.request.logprobs:
             return None
-        return logprobs_content([self._renderer.token_text(token_id) for token_id in token_ids], logprobs)
+        return logprobs_content(chunk.token_ids, chunk.logprobs, chunk.top_logprobs, self._model.renderer.token_text)
+
+    def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return self._envelope("chat.completion.chunk", [choice])
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{self.id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.request.model,
+            "choices": choices,
+        }
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self.prompt.ids)}
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A finished call. `extras` are this server's own fields of the choice.
+def _grammar(request: ChatRequest, renderer: ChatRenderer) -> str | None:
+    """What restricts the answer of `request`, known to be enforceable; None for nothing.
 
-    `exchange_id` is null for a call outside any trajectory; `malformed_tool_calls` counts attempted calls that could
-    not be read, whose text is part of the content.
+    Raises:
+        ApiError: 400, a schema that cannot be enforced, or a model whose format is not known well enough.
     """
+    calling, schema = request.calling, request.answer_schema
+    if calling.offered and not renderer.supports_tools:
+        raise unsupported(
+            "this model's chat template shows no tool-call format that this server can read; "
+            "send no tools, or serve a model made for tool calls",
+            "tools",
+        )
+    answer = None
+    if schema is not None:
+        answer = json_object_grammar() if schema == {"type": "object"} else json_schema_grammar(schema)
+        check_grammar(answer, code="invalid_json_schema", param="response_format")
+    name = ""
+    if calling.callable:
+        name = "tool_choice"
+    elif calling.only_one:
+        name = "parallel_tool_calls"
+    elif calling.offered and schema is not None:
+        name = "response_format"
+    if not name:
+        return answer
+    tools = calling.callable or calling.offered
+    instead = None if calling.callable else schema
+    grammar = renderer.tool_call_grammar(tools, only_one=calling.only_one, instead=instead)
+    if grammar is None:
+        raise unsupported(
+            f"{name!r} with tools needs the exact format in which the model writes calls, which is not known for this "
+            "one; leave it out",
+            name,
+        )
+    if not calling.callable and schema is None:
+        return None  # calls are read as they come, and the first one ends the answer
+    for tool in tools:
+        param = f"tools[{(request.tools or []).index(tool)}].function.parameters"
+        check_grammar(renderer.tool_call_grammar([tool]) or grammar, code="invalid_function_parameters", param=param)
+    return grammar
 
-    message: ChatMessage
-    finish_reason: str
-    extras: dict[str, Any]
-    usage: dict[str, int]
-    token_ids: list[int]
-    logprobs: Any
+
+def _delta(index: int, delta: dict[str, Any], *, finish_reason: str | None = None, **extra: Any) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": None, **extra}

@@ -1,17 +1,20 @@
-"""Sends the answer of one chat call, plain or as a stream."""
+"""Sends the answer of one call, plain or as a stream."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from art_core.errors import EngineClosedError
-from art_core.serve.chat import ChatCall
+from art_core.serve.requests import Request
+from art_core.serve.retries import Attempt
+from art_core.serve.sampled import Progress, Sampled, side_by_side
 from art_core.serve.wire import SSE_DONE, ApiError, as_api_error, sse
 
 _logger = logging.getLogger(__name__)
@@ -30,14 +33,31 @@ def error_response(error: ApiError) -> Response:
     return JSONResponse(error.body(), status_code=error.status, headers=headers)
 
 
-class ChatReply(Response):
+class Call(Protocol):
+    """An accepted call as it is answered; `ChatCall` and `CompletionCall` are such."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def attempt(self) -> Attempt: ...
+    @property
+    def choices(self) -> list[Sampled]: ...
+    def record(self) -> None: ...
+    def body(self) -> dict[str, Any]: ...
+    def opening(self) -> list[dict[str, Any]]: ...
+    def events(self, index: int, step: Progress) -> list[dict[str, Any]]: ...
+    def closing(self) -> list[dict[str, Any]]: ...
+    def usage_event(self) -> dict[str, Any]: ...
+
+
+class Reply(Response):
     """Samples and sends the answer, in one task, for as long as the client listens.
 
     When the client hangs up, sampling is cancelled and nothing is recorded. A streamed call is recorded when all but
-    its last event have been sent, so whoever has seen the end of an answer finds it in the record.
+    the last event of each choice has been sent, so whoever has seen the end of an answer finds it in the record.
     """
 
-    def __init__(self, call: ChatCall, closing: asyncio.Event) -> None:
+    def __init__(self, call: Call, closing: asyncio.Event) -> None:
         super().__init__()
         self._call = call
         self._closing = closing
@@ -65,74 +85,45 @@ class ChatReply(Response):
             await self._fail(as_api_error(shut_down), scope, receive, send)
 
     async def _plain(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with contextlib.aclosing(self._call.progress()) as steps:
-            async for _ in steps:
-                pass
-        answer = self._call.finish()
-        choice = {
-            "index": 0,
-            "message": answer.message,
-            "finish_reason": answer.finish_reason,
-            "logprobs": answer.logprobs,
-            "token_ids": answer.token_ids,
-            **answer.extras,
-        }
-        body = self._envelope("chat.completion", [choice])
-        await JSONResponse({**body, "usage": answer.usage, **self._prompt_ids()})(scope, receive, send)
+        with self._call.attempt.begun():
+            async with contextlib.aclosing(self._steps()) as steps:
+                async for _ in steps:
+                    pass
+            self._call.record()
+        await JSONResponse(self._call.body())(scope, receive, send)
 
     async def _stream(self, send: Send) -> None:
-        first: dict[str, Any] = {"role": "assistant"}
-        async with contextlib.aclosing(self._call.progress()) as steps:
-            async for step in steps:
-                if not self._stream_begun:
-                    await self._begin_stream(send)
-                    await self._event(send, [_delta(first)], **self._prompt_ids())
-                tokens: dict[str, Any] = {
-                    "logprobs": self._call.wire_logprobs(step.token_ids, step.logprobs),
-                    "token_ids": list(step.token_ids),
-                }
-                for delta in step.deltas or [{}]:
-                    await self._event(send, [_delta(delta, **tokens)])
-                    tokens = {}
-        answer = self._call.finish()
-        last = {"content": ""} if answer.message["content"] == "" else {}
-        await self._event(send, [_delta(last, finish_reason=answer.finish_reason, **answer.extras)])
+        with self._call.attempt.begun():
+            async with contextlib.aclosing(self._steps()) as steps:
+                async for index, step in steps:
+                    if not self._stream_begun:
+                        await self._begin_stream(send)
+                        await self._events(send, self._call.opening())
+                    await self._events(send, self._call.events(index, step))
+            self._call.record()
+        await self._events(send, self._call.closing())
         options = self._call.request.stream_options
         if options is not None and options.include_usage:
-            await self._event(send, [], usage=answer.usage)
+            await self._events(send, [self._call.usage_event()])
         await send({"type": "http.response.body", "body": SSE_DONE, "more_body": False})
+
+    def _steps(self) -> AsyncGenerator[tuple[int, Progress], None]:
+        return side_by_side([choice.progress() for choice in self._call.choices])
 
     async def _begin_stream(self, send: Send) -> None:
         self._stream_begun = True
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def _event(self, send: Send, choices: list[dict[str, Any]], **extra: Any) -> None:
-        body = sse({**self._envelope("chat.completion.chunk", choices), **extra})
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _events(self, send: Send, events: Sequence[dict[str, Any]]) -> None:
+        for event in events:
+            await send({"type": "http.response.body", "body": sse(event), "more_body": True})
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._stream_begun:
             await send({"type": "http.response.body", "body": sse(error.body()), "more_body": False})
         else:
             await error_response(error)(scope, receive, send)
-
-    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        call = self._call
-        return {
-            "id": f"chatcmpl-{call.id}",
-            "object": kind,
-            "created": call.created,
-            "model": call.request.model,
-            "choices": choices,
-        }
-
-    def _prompt_ids(self) -> dict[str, Any]:
-        return {"prompt_token_ids": list(self._call.prompt.ids)}
-
-
-def _delta(delta: dict[str, Any], *, finish_reason: str | None = None, **extra: Any) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None, **extra}
 
 
 async def _hung_up(receive: Receive) -> None:

@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from art_core.protocols import Engine
+from art_core.protocols import Engine, Recorder
 from art_core.render.base import ChatRenderer
 from art_core.serve.wire import ApiError
 
 
 @dataclass(frozen=True)
 class Served:
-    """One model that answers: its engine, and the renderer that turns messages into its prompts."""
+    """One model that answers: its engine, and the renderer that turns messages into its prompts.
+
+    `recorder` receives the exchanges of calls outside any trajectory; without one they are not kept.
+    """
 
     name: str
     engine: Engine
     renderer: ChatRenderer
+    recorder: Recorder | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import uvicorn
 
-from art_core.protocols import Engine
+from art_core.protocols import Engine, Recorder
 from art_core.render.base import ChatRenderer
 from art_core.serve.app import create_app
 from art_core.serve.served import OneModel, Served
@@ -44,18 +44,23 @@ class ModelServer:
 
     It listens on 127.0.0.1 and a free port. The engine belongs to the caller and stays open. On leaving, calls still
     running are answered with 503 and records that were not closed are dropped.
+
+    `recorder` receives the exchanges of calls outside any trajectory; without one they are not kept.
     """
 
-    def __init__(self, engine: Engine, renderer: ChatRenderer, *, model_name: str) -> None:
+    def __init__(
+        self, engine: Engine, renderer: ChatRenderer, *, model_name: str, recorder: Recorder | None = None
+    ) -> None:
         self._engine = engine
         self._renderer = renderer
         self._model_name = model_name
+        self._recorder = recorder
         self._sessions = Sessions()
         self._url: str | None = None
 
     async def __aenter__(self) -> Self:
         self._closing = asyncio.Event()
-        model = Served(self._model_name, self._engine, self._renderer)
+        model = Served(self._model_name, self._engine, self._renderer, self._recorder)
         app = create_app(OneModel(model), self._sessions, closing=self._closing)
         config = uvicorn.Config(
             app,

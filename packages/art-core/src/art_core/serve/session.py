@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from art_core.errors import ConfigError, UnknownTrajectoryError
 from art_core.render.base import ChatRenderer
-from art_core.render.messages import canonical_json, message_key
+from art_core.render.messages import canonical_json, content_text, message_key
+from art_core.serve.retries import Attempts
+from art_core.serve.wire import unsupported
 from art_core.types import ChatMessage, Exchange, ToolSpec
 
 
@@ -27,6 +29,7 @@ class Session:
         self.trajectory_id = trajectory_id
         self.exchanges: list[Exchange] = []
         self.closed = False
+        self.attempts = Attempts()
         self._by_conversation: dict[str, Exchange] = {}
 
     def prompt(self, renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Prompt:
@@ -34,8 +37,18 @@ class Session:
 
         Where they continue an exchange of this trajectory (its messages, then its answer in any of the spellings that
         clients echo, with the same tools), the recorded ids of the longest such exchange are extended by the new
-        messages alone. Otherwise, and where the renderer cannot prove the extension, everything is rendered anew.
+        messages alone: also by what the client was not shown, a stop string or calls after the only one it wanted.
+        Otherwise, and where the renderer cannot prove the extension, everything is rendered anew.
+
+        A last message of the assistant begins the answer: its ids follow the generation prompt. Where it repeats an
+        answer that was cut off at its limit, the recorded ids are continued as they are.
         """
+        if messages[-1].get("role") == "assistant":
+            return self._begun(renderer, messages, tools)
+        return self._answer_to(renderer, messages, tools)
+
+    def _answer_to(self, renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Prompt:
+        """The prompt for a turn of its own after `messages`."""
         conversations = list(_conversation_keys(tools, messages))
         for size in range(len(messages), 0, -1):
             exchange = self._by_conversation.get(conversations[size - 1])
@@ -48,8 +61,20 @@ class Session:
                 return Prompt(tuple(bridged.token_ids))
             break
         ids = tuple(renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
-        extends = any(_starts_with(ids, exchange) for exchange in self.exchanges)
-        return Prompt(ids, forked=bool(self.exchanges) and not extends)
+        return Prompt(ids, forked=self.forks(ids))
+
+    def _begun(self, renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Prompt:
+        """The prompt for an answer that the last message begins."""
+        *_, conversation = _conversation_keys(tools, messages)
+        exchange = self._by_conversation.get(conversation)
+        if exchange is not None and exchange.finish_reason == "length":
+            return Prompt(exchange.prompt_ids + exchange.completion_ids)  # it was cut off: its own ids go on
+        before = self._answer_to(renderer, messages[:-1], tools)
+        return Prompt(before.ids + _prefill(renderer, messages[-1]), before.forked)
+
+    def forks(self, ids: tuple[int, ...]) -> bool:
+        """Whether a prompt of these ids extends nothing that the trajectory has recorded."""
+        return bool(self.exchanges) and not any(_starts_with(ids, exchange) for exchange in self.exchanges)
 
     def record(self, exchange: Exchange) -> None:
         """Add a finished exchange.
@@ -59,8 +84,11 @@ class Session:
         """
         self.check_open()
         self.exchanges.append(exchange)
-        *_, conversation = _conversation_keys(exchange.tools, [*exchange.messages, exchange.response])
-        self._by_conversation[conversation] = exchange
+        if not exchange.messages:
+            return  # a text completion: no chat goes on from it
+        for answered in _conversations(exchange):
+            *_, conversation = _conversation_keys(exchange.tools, answered)
+            self._by_conversation[conversation] = exchange
 
     def check_open(self) -> None:
         if self.closed:
@@ -117,6 +145,38 @@ class Sessions:
         """End every record; what was not fetched with `close` is dropped."""
         for trajectory_id in list(self._open):
             self.close(trajectory_id)
+
+
+def whole_prompt(renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Prompt:
+    """The prompt for `messages`, rendered whole; the turn of an assistant at the end stays open.
+
+    Raises:
+        ApiError: 400, an answer is begun that this model's renderer cannot begin.
+    """
+    is_begun = messages[-1].get("role") == "assistant"
+    answered = messages[:-1] if is_begun else messages
+    ids = tuple(renderer.render_ids(answered, tools=tools, add_generation_prompt=True))
+    return Prompt(ids + _prefill(renderer, messages[-1]) if is_begun else ids)
+
+
+def _prefill(renderer: ChatRenderer, message: ChatMessage) -> tuple[int, ...]:
+    ids = renderer.prefill_ids(message)
+    if ids is None:
+        raise unsupported(
+            "the last message is the assistant's, but how an answer of this model begins is not known exactly; "
+            "end with a message of another role",
+            "messages",
+        )
+    return tuple(ids)
+
+
+def _conversations(exchange: Exchange) -> Iterator[list[ChatMessage]]:
+    """The conversation up to and with the answer, as clients write it: a begun answer as one message, or as two."""
+    yield [*exchange.messages, exchange.response]
+    *before, last = exchange.messages
+    if last.get("role") == "assistant":
+        begun = content_text(last.get("content")) + content_text(exchange.response.get("content"))
+        yield [*before, {**last, **exchange.response, "content": begun}]
 
 
 def _starts_with(ids: tuple[int, ...], exchange: Exchange) -> bool:
