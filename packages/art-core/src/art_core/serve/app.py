@@ -30,7 +30,8 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
         session = session_of(request)
         chat = ChatRequest.parse(await request.body())
         model = await catalogue.find(chat.model)
-        return ChatReply(ChatCall(chat, engine=model.engine, renderer=model.renderer, session=session), stop)
+        call = ChatCall(chat, engine=model.engine, renderer=model.renderer, session=session, recorder=model.recorder)
+        return ChatReply(call, stop)
 
     async def models(request: Request) -> Response:
         session_of(request)

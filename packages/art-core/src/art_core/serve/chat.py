@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from art_core.errors import EngineClosedError
-from art_core.protocols import Engine
+from art_core.protocols import Engine, Recorder
 from art_core.render.base import ChatRenderer, ContentDelta, Delta, ReasoningDelta
 from art_core.serve.session import Prompt, Session
 from art_core.serve.wire import ApiError, ChatRequest, logprobs_content, usage, wire_finish_reason
@@ -36,7 +36,13 @@ class ChatCall:
     """
 
     def __init__(
-        self, request: ChatRequest, *, engine: Engine, renderer: ChatRenderer, session: Session | None
+        self,
+        request: ChatRequest,
+        *,
+        engine: Engine,
+        renderer: ChatRenderer,
+        session: Session | None,
+        recorder: Recorder | None = None,
     ) -> None:
         tools = request.offered_tools
         if tools and not renderer.supports_tools:
@@ -63,6 +69,7 @@ class ChatCall:
         self._engine = engine
         self._renderer = renderer
         self._session = session
+        self._recorder = recorder
         self._tools = tools
         self._parser = renderer.completion_parser(tools=tools, prompt_ids=self.prompt.ids)
         self._started_at = time.time()
@@ -126,31 +133,34 @@ class ChatCall:
             message["reasoning_content"] = "".join(self._reasoning)
         if self._calls:
             message["tool_calls"] = self._calls
+        exchange = Exchange(
+            id=self.id,
+            trajectory_id=self._session.trajectory_id if self._session is not None else "",
+            messages=tuple(self.request.messages),
+            tools=tuple(self._tools),
+            response=message,
+            prompt_ids=self.prompt.ids,
+            completion_ids=tuple(self._token_ids),
+            logprobs=tuple(self._logprobs),
+            finish_reason=self._finish_reason,
+            sampling=self.sampling,
+            policy_version=self._policy_version,
+            forked=self.prompt.forked,
+            num_malformed_calls=self._parser.num_malformed_calls,
+            started_at=self._started_at,
+            ended_at=time.time(),
+        )
         if self._session is not None:
-            self._session.record(
-                Exchange(
-                    id=self.id,
-                    trajectory_id=self._session.trajectory_id,
-                    messages=tuple(self.request.messages),
-                    tools=tuple(self._tools),
-                    response=message,
-                    prompt_ids=self.prompt.ids,
-                    completion_ids=tuple(self._token_ids),
-                    logprobs=tuple(self._logprobs),
-                    finish_reason=self._finish_reason,
-                    sampling=self.sampling,
-                    policy_version=self._policy_version,
-                    forked=self.prompt.forked,
-                    num_malformed_calls=self._parser.num_malformed_calls,
-                    started_at=self._started_at,
-                    ended_at=time.time(),
-                )
-            )
+            self._session.check_open()
+        if self._recorder is not None:
+            self._recorder.record(exchange)
+        if self._session is not None:
+            self._session.record(exchange)
         return Answer(
             message=message,
             finish_reason=wire_finish_reason(self._finish_reason, message),
             extras={
-                "exchange_id": self.id if self._session is not None else None,
+                "exchange_id": self.id if self._session is not None or self._recorder is not None else None,
                 "policy_version": self._policy_version,
                 "malformed_tool_calls": self._parser.num_malformed_calls,
             },
@@ -170,7 +180,7 @@ class ChatCall:
 class Answer:
     """A finished call. `extras` are this server's own fields of the choice.
 
-    `exchange_id` is null for a call outside any trajectory; `malformed_tool_calls` counts attempted calls that could
+    `exchange_id` is null for a call that nobody records; `malformed_tool_calls` counts attempted calls that could
     not be read, whose text is part of the content.
     """
 

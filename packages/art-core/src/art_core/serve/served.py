@@ -7,19 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from art_core.protocols import Engine
+from art_core.protocols import Engine, Recorder
 from art_core.render.base import ChatRenderer
 from art_core.serve.wire import ApiError
 
 
 @dataclass(frozen=True)
 class Served:
-    """One model that answers: its engine, and the renderer that turns messages into its prompts."""
+    """One model that answers: its engine, and the renderer that turns messages into its prompts.
+
+    `recorder` receives every call that the model has answered, also those outside any trajectory.
+    """
 
     name: str
     engine: Engine
     renderer: ChatRenderer
     created: int = field(default_factory=lambda: int(time.time()))
+    recorder: Recorder | None = None
 
 
 class Catalogue(Protocol):
