@@ -181,7 +181,7 @@ class HostedModel:
     async def open_engine_at(self, step: int) -> WatchedEngine:
         """Another engine, for an older step."""
         engine = await self._parts.open_engine(self._checkpoints[step] if step else None)
-        return WatchedEngine(engine, asyncio.Event(), remedy="send the call again")
+        return WatchedEngine(engine, asyncio.Event(), remedy=lambda: "send the call again")
 
     def check_step(self, step: int) -> None:
         """Refuse a step that cannot be served.
@@ -252,8 +252,8 @@ class HostedModel:
             if served is None or served.ended or served.policy_version != self.step or self.fault is not None:
                 if served is not None:
                     await served.aclose()  # its memory is needed
-                remedy = f"register {self.name!r} again to go on from step {self.step}"
-                self._engine = WatchedEngine(await self._parts.open_engine(newest), self._ready, remedy=remedy)
+                engine = await self._parts.open_engine(newest)
+                self._engine = WatchedEngine(engine, self._ready, remedy=self._remedy)
             self.fault = "its weights are not checked yet"
             try:
                 await self._canary.check(self.engine, self._trainer)
@@ -263,6 +263,9 @@ class HostedModel:
             self.fault = None
         finally:
             self._ready.set()
+
+    def _remedy(self) -> str:
+        return f"register {self.name!r} again to go on from step {self.step}"
 
     def _checkpoint_path(self, step: int) -> Path:
         return self.store.folder / "checkpoints" / f"step-{step:04d}"

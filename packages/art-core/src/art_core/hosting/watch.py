@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import cast
 
 from art_core.errors import EngineClosedError
@@ -18,10 +18,10 @@ class WatchedEngine:
     """Satisfies `Engine` by the engine within it.
 
     A load clears `ready`; whoever asked for it sets it again when the weights are checked. `ended` tells that the
-    engine has said of itself that it is closed or broken; `remedy` is then told to whoever calls.
+    engine has said of itself that it is closed or broken; what `remedy` gives is then told to whoever calls.
     """
 
-    def __init__(self, inner: Engine, ready: asyncio.Event, *, remedy: str) -> None:
+    def __init__(self, inner: Engine, ready: asyncio.Event, *, remedy: Callable[[], str]) -> None:
         self._inner = inner
         self._remedy = remedy
         self._ready = ready
@@ -46,7 +46,7 @@ class WatchedEngine:
                     yield chunk
         except EngineClosedError as error:
             self.ended = True
-            raise EngineClosedError(f"{error}; {self._remedy}") from error
+            raise EngineClosedError(f"{error}; {self._remedy()}") from error
         finally:
             self.num_active -= 1
             self.last_used = time.monotonic()
