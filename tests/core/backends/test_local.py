@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import APIConnectionError, AsyncOpenAI
@@ -23,7 +24,7 @@ from art_core.testing import write_tiny_model
 from tests.core.hosting.fakes import ask, client_of, group
 
 pytestmark = pytest.mark.slow
-OPTIONS = {"dtype": "float32", "num_threads": 1, "lora": {"rank": 4}}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "lora": {"rank": 4}}
 CONFIG = TrainConfig(learning_rate=1e-2)
 PARENT = """
 import asyncio, json, os, sys, time
@@ -93,6 +94,10 @@ async def _call_for_ever(client: AsyncOpenAI) -> None:
         await ask(client, "p/m", max_tokens=3000)
 
 
+def arguments_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
 async def test_b057_a_server_that_is_killed_is_told_with_its_log_and_the_run_goes_on(
     tmp_path: Path, base_model: str
 ) -> None:
@@ -153,7 +158,7 @@ async def test_it_starts_once_at_first_use_and_the_key_is_in_no_argument(tmp_pat
         assert backend._server is not None
         pid, key = backend._server.pid, backend.api_key
         assert key
-        assert key not in Path(f"/proc/{pid}/cmdline").read_text()
+        assert key not in arguments_of(pid)
         assert backend.log_file is not None
         assert key not in backend.log_file.read_text()
         await backend.start()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -57,6 +59,12 @@ def install(monkeypatch: Any) -> None:
     FakeEngine.opened.clear()
     monkeypatch.setitem(registry._ENGINES, "fake", (__name__, "FakeEngine", "FakeEngineConfig", "train"))
     monkeypatch.setitem(registry._TRAINERS, "fake", (__name__, "FakeTrainer", "FakeTrainerConfig", "train"))
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.005)
 
 
 def client_of(server: HostServer | RemoteBackend, **options: Any) -> AsyncOpenAI:

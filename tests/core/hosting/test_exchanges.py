@@ -14,7 +14,6 @@ from art_core.errors import DataError
 from art_core.hosting.exchanges import ExchangeLog, open_trajectory_ids
 from art_core.types import Exchange, Sampling
 
-
 Opener = Callable[..., ExchangeLog]
 
 

@@ -31,7 +31,7 @@ from art_core.hosting.options import HostOptions
 from art_core.hosting.server import HostServer
 from art_core.serve.guard import check_exposure
 from art_core.testing import write_tiny_model
-from tests.core.hosting.fakes import FakeEngine, ask, client_of, group, install, rollout
+from tests.core.hosting.fakes import FakeEngine, ask, client_of, group, install, rollout, until
 
 CONFIG = TrainConfig()
 SLOW = {"engine_args": {"delay_s": 0.02, "letters": 60}}
@@ -70,9 +70,7 @@ async def register(backend: RemoteBackend, base_model: str, name: str = "m", **c
 
 
 async def started(engine: FakeEngine) -> None:
-    async with asyncio.timeout(10):
-        while not engine.num_active:
-            await asyncio.sleep(0.005)
+    await until(lambda: engine.num_active > 0)
 
 
 async def test_calls_that_come_in_while_weights_are_swapped_wait_and_none_fails(
@@ -85,9 +83,7 @@ async def test_calls_that_come_in_while_weights_are_swapped_wait_and_none_fails(
         long = asyncio.create_task(ask(client, "p/m"))
         await started(FakeEngine.opened[0])
         training = asyncio.create_task(backend.train("p", "m", [scored], CONFIG))
-        async with asyncio.timeout(10):
-            while server.host._models["p/m"]._ready.is_set():
-                await asyncio.sleep(0.005)
+        await until(lambda: not server.host._models["p/m"]._ready.is_set())
         later = [asyncio.create_task(ask(client, "p/m", max_tokens=2)) for _ in range(8)]
         await asyncio.sleep(0.1)
         assert not any(call.done() for call in later)
@@ -104,9 +100,7 @@ async def test_a_wait_beyond_the_bound_is_503_with_retry_after(open_server: Open
         long = asyncio.create_task(ask(client, "p/m"))
         await started(FakeEngine.opened[0])
         training = asyncio.create_task(backend.train("p", "m", [scored], CONFIG))
-        async with asyncio.timeout(10):
-            while server.host._models["p/m"]._ready.is_set():
-                await asyncio.sleep(0.005)
+        await until(lambda: not server.host._models["p/m"]._ready.is_set())
         with pytest.raises(InternalServerError, match=r"still being changed after 0.2 s") as caught:
             await ask(client, "p/m")
         assert (caught.value.status_code, caught.value.code) == (503, "weights_are_changing")
@@ -139,9 +133,7 @@ async def test_a_pinned_step_is_served_by_an_engine_of_its_own_and_few_are_open(
         assert [(await ask(client, name)).choices[0].policy_version for name in names] == [2, 2, 1, 1, 0]
         main, first, second = FakeEngine.opened
         assert (main._closed.is_set(), first._closed.is_set(), second._closed.is_set()) == (False, True, False)
-        async with asyncio.timeout(10):
-            while not second._closed.is_set():
-                await asyncio.sleep(0.02)
+        await until(lambda: second._closed.is_set())
         for name in ("p/m@3", "p/m@x", "p/m@", "p/other", "m", "gpt-4o"):
             with pytest.raises(NotFoundError) as caught:
                 await ask(client, name)
@@ -159,9 +151,7 @@ async def test_while_all_pinned_engines_are_in_use_another_step_waits_with_a_bou
         await backend.train("p", "m", [await group(backend, "m", f"t{step}", max_tokens=2)], CONFIG)
     async with client_of(server) as client:
         long = asyncio.create_task(ask(client, "p/m@0"))
-        async with asyncio.timeout(10):
-            while len(FakeEngine.opened) < 2 or not FakeEngine.opened[1].num_active:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(FakeEngine.opened) > 1 and FakeEngine.opened[1].num_active > 0)
         with pytest.raises(InternalServerError) as caught:
             await ask(client, "p/m@1")
         assert caught.value.status_code == 503
@@ -185,9 +175,7 @@ async def test_several_models_and_projects_keep_apart(open_server: Open, base_mo
     }
 
 
-async def test_what_was_open_when_the_server_ended_is_there_after_a_restart(
-    open_server: Open, base_model: str
-) -> None:
+async def test_what_was_open_when_the_server_ended_is_there_after_a_restart(open_server: Open, base_model: str) -> None:
     server, backend = await open_server()
     await register(backend, base_model)
     url = await backend.open_trajectory("p", "m", "long/one")
@@ -207,9 +195,7 @@ async def test_what_was_open_when_the_server_ended_is_there_after_a_restart(
         await backend.close_trajectory("never")
 
 
-async def test_b038_b042_a_model_goes_on_from_its_newest_whole_checkpoint(
-    open_server: Open, base_model: str
-) -> None:
+async def test_b038_b042_a_model_goes_on_from_its_newest_whole_checkpoint(open_server: Open, base_model: str) -> None:
     server, backend = await open_server()
     await register(backend, base_model)
     for step in range(2):
@@ -291,9 +277,7 @@ async def test_a_client_that_hangs_up_during_a_step_leaves_a_model_that_can_be_t
         long = asyncio.create_task(ask(client, "p/m"))
         await started(FakeEngine.opened[0])
         training = asyncio.create_task(backend.train("p", "m", [scored], CONFIG))
-        async with asyncio.timeout(10):
-            while server.host._models["p/m"]._ready.is_set():
-                await asyncio.sleep(0.005)
+        await until(lambda: not server.host._models["p/m"]._ready.is_set())
         training.cancel()
         await long
     fresh = await group(backend, "m", "u", max_tokens=2)
@@ -412,9 +396,7 @@ async def test_calls_that_outlast_the_grace_fail_with_the_reason(open_server: Op
         call = asyncio.create_task(ask(client, "p/m"))
         await started(FakeEngine.opened[0])
         training = asyncio.create_task(backend.train("p", "m", [scored], CONFIG))
-        async with asyncio.timeout(10):
-            while server.host._models["p/m"]._ready.is_set():
-                await asyncio.sleep(0.005)
+        await until(lambda: not server.host._models["p/m"]._ready.is_set())
         await server.stop()
         with pytest.raises(InternalServerError, match="the server is shutting down; this call was not finished"):
             await call
@@ -426,7 +408,7 @@ async def test_a_step_in_progress_sends_lines_all_the_time(open_server: Open, ba
     server, backend = await open_server(options=SLOW)
     await register(backend, base_model)
     scored = await group(backend, "m", "t", max_tokens=2)
-    body = {
+    body: dict[str, Any] = {
         "groups": [{"scenario_id": "s", "trajectories": [t.model_dump(mode="json") for t in scored]}],
         "options": {"learning_rate": 1e-5, "loss": "ppo", "clip_low": 0.2, "clip_high": 0.28, "scale_rewards": True},
     }
@@ -446,17 +428,13 @@ async def test_a_step_in_progress_sends_lines_all_the_time(open_server: Open, ba
 
 
 async def test_a_trajectory_that_nobody_closes_is_given_up(open_server: Open, base_model: str) -> None:
-    _, backend = await open_server(options={"trajectory_ttl_s": 0.2})
+    server, backend = await open_server(options={"trajectory_ttl_s": 0.2})
     await register(backend, base_model)
-    await backend.open_trajectory("p", "m", "forgotten")
-    async with asyncio.timeout(10):
-        while True:
-            await asyncio.sleep(0.1)
-            try:
-                await backend.open_trajectory("p", "m", "forgotten")
-                break
-            except ConfigError:
-                continue
+    url = await backend.open_trajectory("p", "m", "forgotten")
+    await until(lambda: not server.host._trajectories)
+    async with client_of(server, base_url=url) as client:
+        with pytest.raises(NotFoundError, match="is not open"):
+            await ask(client, "p/m")
 
 
 async def test_what_cannot_be_reached_says_what_to_check(tmp_path: Path) -> None:

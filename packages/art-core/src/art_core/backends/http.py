@@ -21,6 +21,8 @@ from art_core.control import (
     GroupBody,
     LogRequest,
     LookupRequest,
+    MetricHistory,
+    MetricRecord,
     ModelState,
     OpenRequest,
     RegisterRequest,
@@ -44,7 +46,7 @@ class HttpBackend(abc.ABC):
     """Satisfies `art_core.protocols.Backend`. Subclasses say where the server is.
 
     An error of the server is raised as the class of `art_core.errors` that it was there, with its message. Where no
-    answer comes, `BackendError` says what to check.
+    answer comes, `BackendError` says what to check. One event loop uses it at a time; `close` it before the next does.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
@@ -68,7 +70,7 @@ class HttpBackend(abc.ABC):
         """Be ready for requests. Called by every method."""
 
     @abc.abstractmethod
-    def _explained(self, problem: str) -> BackendError:
+    async def _explained(self, problem: str) -> BackendError:
         """The error for a request that got no answer, because of `problem`."""
 
     async def __aenter__(self) -> Self:
@@ -133,7 +135,7 @@ class HttpBackend(abc.ABC):
                     phase = last.phase
                     on_progress(phase)
         if last is None or last.event == "progress":
-            raise self._explained("the connection ended before the step did")
+            raise await self._explained("the connection ended before the step did")
         if last.error is not None:
             raise _error(last.error, status=200)
         if last.step is None:
@@ -155,6 +157,10 @@ class HttpBackend(abc.ABC):
             split=split, step=step, groups=[_group(group) for group in groups], metrics=dict(metrics or {})
         )
         await self._ask("POST", f"{_model(project, name)}/log", body, _Nothing)
+
+    async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
+        """See `Backend.logged_metrics`."""
+        return (await self._ask("GET", f"{_model(project, name)}/metrics", None, MetricHistory)).records
 
     async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
         """See `Backend.delete_checkpoints`."""
@@ -196,9 +202,9 @@ class HttpBackend(abc.ABC):
             ) as response:
                 yield response
         except httpx2.TimeoutException as error:
-            raise self._explained(f"no answer came in time ({type(error).__name__})") from error
+            raise await self._explained(f"no answer came in time ({type(error).__name__})") from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise self._explained(str(error) or type(error).__name__) from error
+            raise await self._explained(str(error) or type(error).__name__) from error
 
     def _http(self) -> httpx2.AsyncClient:
         """The connections, which belong to the event loop that runs."""

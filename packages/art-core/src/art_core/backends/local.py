@@ -205,11 +205,10 @@ class LocalBackend(HttpBackend):
                 "Open a new LocalBackend and register again: what was recorded and committed is kept"
             )
 
-    def _explained(self, problem: str) -> BackendError:
+    async def _explained(self, problem: str) -> BackendError:
         server = self._server
         if server is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(timeout=1.0)  # a server that is killed is gone a moment after its connections
+            await _ended(server, 1.0)  # a server that is killed is gone a moment after its connections
         try:
             self._check_alive()
         except BackendError as error:

@@ -33,7 +33,7 @@ class RemoteBackend(HttpBackend):
     def api_key(self) -> str | None:
         return self._api_key
 
-    def _explained(self, problem: str) -> BackendError:
+    async def _explained(self, problem: str) -> BackendError:
         return BackendError(
             f"no answer from {self._url}: {problem}. Check that `art serve` runs there, that host and port are right, "
             "and that no firewall or proxy is between; what the server has recorded and committed is kept"

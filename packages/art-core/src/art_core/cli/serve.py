@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from art_core.cli.running import INTERRUPTED
 from art_core.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from art_core.control import RegisterRequest
     from art_core.hosting.server import HostServer
 
+EPILOG = "Example: art serve --model clerk=smollm2-135m --path runs"
 _DEFAULT_PROJECT = "default"
+_INTERRUPTED = 130
 
 
 def serve(
@@ -84,7 +85,7 @@ def serve(
         typer.echo(line if as_json else f"serving on {url} (runs in {path})")
 
     if asyncio.run(_run(server, requests, announce)) == signal.SIGINT:
-        sys.exit(INTERRUPTED)
+        sys.exit(_INTERRUPTED)
 
 
 def _made(*, path: Path, engine: str, trainer: str, options: str, **listening: Any) -> HostServer:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from art_core.config import TrainConfig
-from art_core.control import ModelState, RegisterRequest
+from art_core.control import MetricRecord, ModelState, RegisterRequest
 from art_core.errors import ArtError, ModelNotFoundError, UnknownTrajectoryError
 from art_core.hosting.exchanges import open_trajectory_ids
-from art_core.hosting.keep import keep_groups
+from art_core.hosting.keep import keep_groups, kept_metrics
 from art_core.hosting.model import HostedBy, HostedModel, open_model
 from art_core.hosting.options import HostOptions, check_name
 from art_core.hosting.pinned import PinnedEngines
@@ -35,7 +35,7 @@ _REMEMBERED = 1000
 
 @dataclass(frozen=True)
 class _Recorder:
-    """The `Recorder` of the calls that `model` answers."""
+    """The `Recorder` of the calls that `model` answers, and of those of its trajectories."""
 
     host: ModelHost
     model: HostedModel
@@ -130,12 +130,11 @@ class ModelHost:
             self.metrics.waited(base, "call", time.monotonic() - started)
 
     def record(self, model: HostedModel, exchange: Exchange) -> None:
-        """A call of `model` was finished; it is kept with the trajectory it belongs to."""
+        """Keep a finished call of `model`, or of one of its trajectories."""
+        model.log.record(exchange)
         self.metrics.exchange(model.name, exchange)
-        trajectory = self._trajectories.get(exchange.trajectory_id)
-        if trajectory is not None:
-            trajectory.last_call = time.monotonic()
-        (model if trajectory is None else trajectory.model).log.record(exchange)
+        if exchange.trajectory_id in self._trajectories:
+            self._trajectories[exchange.trajectory_id].last_call = time.monotonic()
 
     def metrics_text(self) -> bytes:
         """What `GET /metrics` answers."""
@@ -207,6 +206,11 @@ class ModelHost:
         at = model.step if step is None else step
         await asyncio.to_thread(keep_groups, model.store, groups, split=split, step=at, metrics=metrics or {})
 
+    async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
+        """See `Backend.logged_metrics`."""
+        model = await self._model(project, name)
+        return await asyncio.to_thread(kept_metrics, model.store)
+
     async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
         """See `Backend.delete_checkpoints`."""
         model = await self._model(project, name)
@@ -221,7 +225,8 @@ class ModelHost:
         """Record the calls below `/t/<trajectory_id>` from now on."""
         model = await self._model(project, name)
         await self.recover(trajectory_id)
-        self.sessions.open(trajectory_id)
+        session = self.sessions.open(trajectory_id)
+        session.recorder = _Recorder(self, model)
         try:
             model.log.opened(trajectory_id)
         except BaseException:
@@ -329,6 +334,7 @@ class ModelHost:
                 session = self.sessions.open(trajectory_id)
                 for exchange in exchanges:
                     session.record(exchange)
+                session.recorder = _Recorder(self, model)
                 self._trajectories[trajectory_id] = _OpenTrajectory(model, time.monotonic())
             self._left_open.pop(trajectory_id, None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from art_core.control import MetricRecord
 from art_core.protocols import Store
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import StepReport
@@ -25,6 +26,11 @@ def keep_groups(
         store.append("metrics", {"split": split, "step": step, "metrics": dict(metrics)})
 
 
+def kept_metrics(store: Store) -> list[MetricRecord]:
+    """The metrics that `keep_groups` has written, in order."""
+    return [MetricRecord(step=record["step"], metrics=record["metrics"]) for record in store.records("metrics")]
+
+
 def keep_step(store: Store, report: StepReport) -> None:
     """Write what a training step reports."""
-    store.append("metrics", {"split": "train", "step": report.step, "metrics": report.metrics})
+    store.append("steps", {"step": report.step, "metrics": report.metrics})

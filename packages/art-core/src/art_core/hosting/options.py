@@ -76,7 +76,11 @@ class HostOptions(ModelOptions):
     def of_model(self, config: dict[str, Any]) -> ModelOptions:
         """The options of a model that is registered with `config`."""
         defaults = {name: getattr(self, name) for name in ModelOptions.model_fields}
-        return ModelOptions.made({**defaults, **config}, of="a model's config")
+        made = ModelOptions.made({**defaults, **config}, of="a model's config")
+        try:
+            return ModelOptions.model_validate_json(made.model_dump_json())  # as it will be read back
+        except ValueError as error:
+            raise ConfigError(f"a model's config holds what JSON cannot: {error}; give plain data") from error
 
 
 def check_name(kind: str, name: str) -> None:

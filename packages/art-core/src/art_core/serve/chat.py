@@ -150,17 +150,14 @@ class ChatCall:
             started_at=self._started_at,
             ended_at=time.time(),
         )
-        if self._session is not None:
-            self._session.check_open()
-        if self._recorder is not None:
-            self._recorder.record(exchange)
-        if self._session is not None:
-            self._session.record(exchange)
+        recorder = self._recorder if self._session is None else self._session
+        if recorder is not None:
+            recorder.record(exchange)
         return Answer(
             message=message,
             finish_reason=wire_finish_reason(self._finish_reason, message),
             extras={
-                "exchange_id": self.id if self._session is not None or self._recorder is not None else None,
+                "exchange_id": self.id if recorder is not None else None,
                 "policy_version": self._policy_version,
                 "malformed_tool_calls": self._parser.num_malformed_calls,
             },

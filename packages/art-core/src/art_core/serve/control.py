@@ -19,6 +19,8 @@ from art_core.control import (
     GroupBody,
     LogRequest,
     LookupRequest,
+    MetricHistory,
+    MetricRecord,
     ModelState,
     OpenRequest,
     RegisterRequest,
@@ -89,6 +91,8 @@ class Control(Protocol):
         metrics: Mapping[str, float] | None = None,
     ) -> None: ...
 
+    async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]: ...
+
     async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState: ...
 
     def metrics_text(self) -> bytes:
@@ -139,6 +143,9 @@ def add_control(app: FastAPI, control: Control, *, closing: asyncio.Event, progr
         await control.log(*_model(request), groups, split=body.split, step=body.step, metrics=body.metrics)
         return JSONResponse({})
 
+    async def logged_metrics(request: Request) -> Response:
+        return _json(MetricHistory(records=await control.logged_metrics(*_model(request))))
+
     async def delete_checkpoints(request: Request) -> Response:
         body = await _body(request, DeleteRequest)
         return _json(await control.delete_checkpoints(*_model(request), keep=body.keep))
@@ -155,6 +162,7 @@ def add_control(app: FastAPI, control: Control, *, closing: asyncio.Event, progr
     route("POST", f"{model}/exchanges", find_exchanges)
     route("POST", f"{model}/train", train)
     route("POST", f"{model}/log", log)
+    route("GET", f"{model}/metrics", logged_metrics)
     route("POST", f"{model}/checkpoints/delete", delete_checkpoints)
     route("GET", "/metrics", metrics)
 

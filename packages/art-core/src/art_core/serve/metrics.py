@@ -120,4 +120,4 @@ def _route(path: str) -> str:
     return next((route for route in _ROUTES if path.endswith(route)), "other")
 
 
-_ACTIONS = ("/trajectories", "/close", "/exchanges", "/train", "/log", "/delete")
+_ACTIONS = ("/trajectories", "/close", "/exchanges", "/train", "/log", "/metrics", "/delete")

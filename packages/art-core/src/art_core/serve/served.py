@@ -16,14 +16,14 @@ from art_core.serve.wire import ApiError
 class Served:
     """One model that answers: its engine, and the renderer that turns messages into its prompts.
 
-    `recorder` receives every call that the model has answered, also those outside any trajectory.
+    `recorder` receives the exchanges of calls outside any trajectory; without one they are not kept.
     """
 
     name: str
     engine: Engine
     renderer: ChatRenderer
-    created: int = field(default_factory=lambda: int(time.time()))
     recorder: Recorder | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
 
 
 class Catalogue(Protocol):
