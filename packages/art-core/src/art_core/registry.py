@@ -29,9 +29,23 @@ def open_trainer(name: str, **options: Any) -> Trainer:
     return trainer
 
 
-def _open(seam: str, adapters: dict[str, tuple[str, str, str, str]], name: str, options: dict[str, Any]) -> Any:
+def check_adapters(*, engine: str, trainer: str) -> None:
+    """Refuse names of no adapter, without importing one.
+
+    Raises:
+        ConfigError: no such engine, or no such trainer.
+    """
+    _check("engine", _ENGINES, engine)
+    _check("trainer", _TRAINERS, trainer)
+
+
+def _check(seam: str, adapters: dict[str, tuple[str, str, str, str]], name: str) -> None:
     if name not in adapters:
         raise ConfigError(f"{seam} {name!r} is unknown; wanted one of {sorted(adapters)}")
+
+
+def _open(seam: str, adapters: dict[str, tuple[str, str, str, str]], name: str, options: dict[str, Any]) -> Any:
+    _check(seam, adapters, name)
     module_name, class_name, config_name, extra = adapters[name]
     try:
         module = importlib.import_module(module_name)

@@ -21,6 +21,7 @@ from art_core.hosting.options import HostOptions, check_name
 from art_core.hosting.pinned import PinnedEngines
 from art_core.hosting.record import ModelRecord, known_models
 from art_core.hosting.watch import AtStep
+from art_core.registry import check_adapters
 from art_core.serve.metrics import ServerMetrics
 from art_core.serve.served import Served
 from art_core.serve.session import Sessions
@@ -50,6 +51,9 @@ class ModelHost:
     Satisfies `art_core.serve.served.Catalogue` and `art_core.serve.control.Control`. A model's inference name is
     `project/name`, which always means its newest weights; `project/name@step` pins a step. Models that earlier
     processes left in `folder` are opened when they are first asked for.
+
+    Raises:
+        ConfigError: no engine or trainer of that name.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class ModelHost:
         trainer: str = "native",
         options: HostOptions | None = None,
     ) -> None:
+        check_adapters(engine=engine, trainer=trainer)
         self.folder = folder
         self.options = options or HostOptions()
         self.sessions = Sessions()
