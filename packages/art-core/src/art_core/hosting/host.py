@@ -209,7 +209,8 @@ class ModelHost:
         """See `Backend.log`."""
         model = await self._model(project, name)
         at = model.step if step is None else step
-        await asyncio.to_thread(keep_groups, model.store, groups, split=split, step=at, metrics=metrics or {})
+        async with model.writing:
+            await asyncio.to_thread(keep_groups, model.store, groups, split=split, step=at, metrics=metrics or {})
 
     async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
         """See `Backend.logged_metrics`."""

@@ -55,6 +55,7 @@ class HostedModel:
         self.store = store
         self.log = log
         self.fault: str | None = None
+        self.writing = asyncio.Lock()  # one `log` at a time, so that its lines stay together
         self._ready = asyncio.Event()
         self._parts = parts
         self._turn = asyncio.Lock()
