@@ -113,9 +113,7 @@ class LocalBackend(HttpBackend):
         server.send_signal(signal.SIGTERM)
         if not await _ended(server, _STOP_S):
             server.kill()
-        if server.stdin is not None:
-            server.stdin.close()
-        await asyncio.to_thread(server.wait)
+        await _let_go(server)
 
     async def _start(self) -> None:
         self._log = await asyncio.to_thread(self._prepare)
@@ -135,7 +133,7 @@ class LocalBackend(HttpBackend):
             self._server = server
         except BaseException:
             server.kill()
-            await asyncio.to_thread(server.wait)
+            await _let_go(server)
             raise
         finally:
             os.close(reader)
@@ -214,6 +212,13 @@ class LocalBackend(HttpBackend):
         except BackendError as error:
             return error
         return BackendError(f"no answer from the server at {self._url}: {problem}; its log is {self._log}")
+
+
+async def _let_go(server: subprocess.Popen[bytes]) -> None:
+    """Free what is left of a server that ends."""
+    if server.stdin is not None:
+        server.stdin.close()
+    await asyncio.to_thread(server.wait)
 
 
 async def _ended(server: subprocess.Popen[bytes], timeout_s: float) -> bool:
