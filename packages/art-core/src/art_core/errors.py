@@ -66,5 +66,9 @@ class InfrastructureError(ArtError, RuntimeError):
     """Something that the policy is not responsible for broke during a rollout: a dead tool server, a time-out."""
 
 
+class BackendError(ArtError, ConnectionError):
+    """The server of the models cannot be reached, went away during a request, or answered with what is no answer."""
+
+
 class UnknownTrajectoryError(ArtError, LookupError):
     """No trajectory of that id is open: it was never opened, or has been closed."""

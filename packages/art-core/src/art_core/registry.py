@@ -37,6 +37,16 @@ def open_trainer(name: str, **options: Any) -> Trainer:
     return trainer
 
 
+def check_adapters(*, engine: str, trainer: str) -> None:
+    """Refuse names of no adapter, without importing one.
+
+    Raises:
+        ConfigError: no such engine, or no such trainer.
+    """
+    _adapter("engine", _ENGINES, engine)
+    _adapter("trainer", _TRAINERS, trainer)
+
+
 def open_judge(name: str, **options: Any) -> Judge:
     """The judge called `name`, with `options` for its own class: `open_judge("ruler", judge="openai/gpt-5-mini")`.
 

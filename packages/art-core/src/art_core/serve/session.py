@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from art_core.errors import ConfigError, UnknownTrajectoryError
+from art_core.protocols import Recorder
 from art_core.render.base import ChatRenderer
 from art_core.render.messages import canonical_json, content_text, message_key
 from art_core.serve.retries import Attempts
@@ -23,13 +24,17 @@ class Prompt:
 
 
 class Session:
-    """The exchanges of one trajectory, in the order in which they finished."""
+    """The exchanges of one trajectory, in the order in which they finished.
+
+    A `recorder` receives each of them as well; what it refuses is not recorded here either.
+    """
 
     def __init__(self, trajectory_id: str) -> None:
         self.trajectory_id = trajectory_id
         self.exchanges: list[Exchange] = []
         self.closed = False
         self.attempts = Attempts()
+        self.recorder: Recorder | None = None
         self._by_conversation: dict[str, Exchange] = {}
 
     def prompt(self, renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Prompt:
@@ -83,6 +88,8 @@ class Session:
             UnknownTrajectoryError: the trajectory was closed while the exchange was made.
         """
         self.check_open()
+        if self.recorder is not None:
+            self.recorder.record(exchange)
         self.exchanges.append(exchange)
         if not exchange.messages:
             return  # a text completion: no chat goes on from it

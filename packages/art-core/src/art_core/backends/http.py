@@ -1,0 +1,264 @@
+"""The client's half of `art_core.control`: a `Backend` over HTTP, whatever server it turns out to speak to."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, ValidationError
+
+import art_core.errors as errors
+from art_core.config import TrainConfig
+from art_core.control import (
+    DeleteRequest,
+    ExchangeList,
+    GroupBody,
+    LogRequest,
+    LookupRequest,
+    MetricHistory,
+    MetricRecord,
+    ModelState,
+    OpenRequest,
+    RegisterRequest,
+    TrainEvent,
+    TrainOptions,
+    TrainRequest,
+)
+from art_core.errors import ArtError, BackendError, ConfigError, DataError
+from art_core.trajectories import TrajectoryGroup
+from art_core.types import Exchange, StepReport
+
+if TYPE_CHECKING:
+    import httpx2
+
+_Answer = TypeVar("_Answer", bound=BaseModel)
+_SILENCE_S = 60.0
+"""A server at work sends a line every few seconds; one that is silent for so long is taken for dead."""
+
+
+class HttpBackend(abc.ABC):
+    """Satisfies `art_core.protocols.Backend`. Subclasses say where the server is.
+
+    An error of the server is raised as the class of `art_core.errors` that it was there, with its message. Where no
+    answer comes, `BackendError` says what to check. One event loop uses it at a time; `close` it before the next does.
+    """
+
+    def __init__(self, *, timeout_s: float) -> None:
+        if not timeout_s > 0.0:
+            raise ConfigError(f"timeout_s is {timeout_s}; wanted a number above 0")
+        self._timeout_s = timeout_s
+        self._client: httpx2.AsyncClient | None = None
+        self._client_loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    @abc.abstractmethod
+    def base_url(self) -> str:
+        """Root of the server, without `/v1`."""
+
+    @property
+    @abc.abstractmethod
+    def api_key(self) -> str | None:
+        """What the server wants as bearer token; None where it wants none."""
+
+    async def start(self) -> None:  # noqa: B027 - a server that runs needs no start
+        """Be ready for requests. Called by every method."""
+
+    @abc.abstractmethod
+    async def _explained(self, problem: str) -> BackendError:
+        """The error for a request that got no answer, because of `problem`."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of the server. May be called twice."""
+        client, self._client = self._client, None
+        if client is not None and self._client_loop is asyncio.get_running_loop():
+            await client.aclose()
+
+    async def register(self, request: RegisterRequest) -> ModelState:
+        """See `Backend.register`. Waits as long as loading, or downloading, the weights takes."""
+        return await self._ask("POST", "/api/models", request, ModelState, timeout_s=None)
+
+    async def state(self, project: str, name: str) -> ModelState:
+        """See `Backend.state`."""
+        return await self._ask("GET", _model(project, name), None, ModelState)
+
+    async def open_trajectory(self, project: str, name: str, trajectory_id: str) -> str:
+        """See `Backend.open_trajectory`."""
+        await self._ask("POST", f"{_model(project, name)}/trajectories", OpenRequest(id=trajectory_id), _Nothing)
+        return f"{self.base_url}/t/{quote(trajectory_id, safe='')}/v1"
+
+    async def close_trajectory(self, trajectory_id: str) -> list[Exchange]:
+        """See `Backend.close_trajectory`."""
+        path = f"/api/trajectories/{quote(trajectory_id, safe='')}/close"
+        return (await self._ask("POST", path, None, ExchangeList)).exchanges
+
+    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]:
+        """See `Backend.find_exchanges`."""
+        body = LookupRequest(ids=list(ids))
+        return (await self._ask("POST", f"{_model(project, name)}/exchanges", body, ExchangeList)).exchanges
+
+    async def train(
+        self,
+        project: str,
+        name: str,
+        groups: Sequence[TrajectoryGroup],
+        config: TrainConfig,
+        *,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> StepReport:
+        """See `Backend.train`. Takes as long as the step takes; a server that falls silent is given up on."""
+        options = {field: getattr(config, field) for field in TrainOptions.model_fields}
+        body = TrainRequest(groups=[_group(group) for group in groups], options=TrainOptions(**options))
+        last: TrainEvent | None = None
+        phase = ""
+        async with self._sent("POST", f"{_model(project, name)}/train", body, timeout_s=_SILENCE_S) as response:
+            if response.status_code != 200:
+                await response.aread()
+                raise _error_of(response.status_code, response.text)
+            async for line in response.aiter_lines():
+                last = _event(line)
+                if last.event == "progress" and last.phase != phase:
+                    phase = last.phase
+                    on_progress(phase)
+        if last is None or last.event == "progress":
+            raise await self._explained("the connection ended before the step did")
+        if last.error is not None:
+            raise _error(last.error, status=200)
+        if last.step is None:
+            raise BackendError(f"{self.base_url} ended a step without its number; is it another version of art-core?")
+        return StepReport(last.step, last.metrics)
+
+    async def log(
+        self,
+        project: str,
+        name: str,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        split: str,
+        step: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """See `Backend.log`."""
+        body = LogRequest(
+            split=split, step=step, groups=[_group(group) for group in groups], metrics=dict(metrics or {})
+        )
+        await self._ask("POST", f"{_model(project, name)}/log", body, _Nothing)
+
+    async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
+        """See `Backend.logged_metrics`."""
+        return (await self._ask("GET", f"{_model(project, name)}/metrics", None, MetricHistory)).records
+
+    async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
+        """See `Backend.delete_checkpoints`."""
+        body = DeleteRequest(keep=list(keep))
+        return await self._ask("POST", f"{_model(project, name)}/checkpoints/delete", body, ModelState, timeout_s=None)
+
+    async def _ask(
+        self, method: str, path: str, body: BaseModel | None, kind: type[_Answer], *, timeout_s: float | None = 0.0
+    ) -> _Answer:
+        """One request and its answer. `timeout_s` 0 means the backend's own, None no limit."""
+        limit = self._timeout_s if timeout_s == 0.0 else timeout_s
+        async with self._sent(method, path, body, timeout_s=limit) as response:
+            await response.aread()
+        if response.status_code != 200:
+            raise _error_of(response.status_code, response.text)
+        try:
+            return kind.model_validate_json(response.content)
+        except ValidationError as error:
+            raise BackendError(
+                f"{self.base_url}{path} answered with something else than {kind.__name__}: {response.text[:200]!r}; "
+                "is it an `art serve` of the same version?"
+            ) from error
+
+    @asynccontextmanager
+    async def _sent(
+        self, method: str, path: str, body: BaseModel | None, *, timeout_s: float | None
+    ) -> AsyncIterator[httpx2.Response]:
+        import httpx2
+
+        await self.start()
+        timeout = httpx2.Timeout(timeout_s, connect=min(10.0, self._timeout_s), write=self._timeout_s)
+        content = None if body is None else await asyncio.to_thread(body.model_dump_json)
+        headers = {"content-type": "application/json"}
+        if self.api_key is not None:
+            headers["authorization"] = f"Bearer {self.api_key}"
+        try:
+            async with self._http().stream(
+                method, f"{self.base_url}{path}", content=content, headers=headers, timeout=timeout
+            ) as response:
+                yield response
+        except httpx2.TimeoutException as error:
+            raise await self._explained(f"no answer came in time ({type(error).__name__})") from error
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise await self._explained(str(error) or type(error).__name__) from error
+
+    def _http(self) -> httpx2.AsyncClient:
+        """The connections, which belong to the event loop that runs."""
+        import httpx2
+
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._client_loop is not loop:
+            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+            self._client, self._client_loop = httpx2.AsyncClient(limits=limits, trust_env=self._through_proxy), loop
+        return self._client
+
+    _through_proxy = True
+
+
+class _Nothing(BaseModel):
+    """An answer that says only that it was done."""
+
+
+def _model(project: str, name: str) -> str:
+    return f"/api/models/{quote(project, safe='')}/{quote(name, safe='')}"
+
+
+def _group(group: TrajectoryGroup) -> GroupBody:
+    return GroupBody(
+        scenario_id=group.scenario_id,
+        trajectories=list(group.trajectories),
+        metadata=dict(group.metadata),
+        metrics=dict(group.metrics),
+        logs=list(group.logs),
+    )
+
+
+def _event(line: str) -> TrainEvent:
+    try:
+        return TrainEvent.model_validate_json(line)
+    except ValidationError as error:
+        raise BackendError(f"a step's progress is not readable: {line[:200]!r}") from error
+
+
+def _error_of(status: int, text: str) -> ArtError:
+    try:
+        return _error(json.loads(text)["error"], status=status)
+    except (ValueError, KeyError, TypeError):
+        return BackendError(f"the server answered {status}: {text[:300]!r}; is it an `art serve`?")
+
+
+def _error(fields: Mapping[str, Any], *, status: int) -> ArtError:
+    """The error that an error object of the server stands for."""
+    message, code = str(fields["message"]), fields.get("code")
+    kind = getattr(errors, code, None) if isinstance(code, str) else None
+    if isinstance(kind, type) and issubclass(kind, ArtError):
+        return kind(message)
+    if code == "invalid_api_key":
+        return ConfigError(f"the server refuses: {message}")
+    if status == 413:
+        return DataError(message)
+    return BackendError(f"{message} (status {status}, code {code!r})")

@@ -1,0 +1,371 @@
+"""All models of a server: found by name, trained on request, opened again after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from art_core.config import TrainConfig
+from art_core.control import MetricRecord, ModelState, RegisterRequest
+from art_core.errors import ArtError, ModelNotFoundError, UnknownTrajectoryError
+from art_core.hosting.exchanges import open_trajectory_ids
+from art_core.hosting.keep import keep_groups, kept_metrics
+from art_core.hosting.model import HostedBy, HostedModel, open_model
+from art_core.hosting.options import HostOptions, check_name
+from art_core.hosting.pinned import PinnedEngines
+from art_core.hosting.record import ModelRecord, known_models
+from art_core.hosting.watch import AtStep
+from art_core.registry import check_adapters
+from art_core.serve.metrics import ServerMetrics
+from art_core.serve.served import Served
+from art_core.serve.session import Sessions
+from art_core.serve.wire import ApiError
+from art_core.trajectories import TrajectoryGroup
+from art_core.types import Exchange, StepReport
+
+_log = logging.getLogger(__name__)
+_REMEMBERED = 1000
+"""Closed trajectories whose record is given out again to whoever did not get the first answer."""
+
+
+@dataclass(frozen=True)
+class _Recorder:
+    """The `Recorder` of the calls that `model` answers, and of those of its trajectories."""
+
+    host: ModelHost
+    model: HostedModel
+
+    def record(self, exchange: Exchange) -> None:
+        self.host.record(self.model, exchange)
+
+
+class ModelHost:
+    """Serves and trains models, each in the run folder `<folder>/<project>/<name>/`.
+
+    Satisfies `art_core.serve.served.Catalogue` and `art_core.serve.control.Control`. A model's inference name is
+    `project/name`, which always means its newest weights; `project/name@step` pins a step. Models that earlier
+    processes left in `folder` are opened when they are first asked for.
+
+    Raises:
+        ConfigError: no engine or trainer of that name.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        engine: str = "embedded",
+        trainer: str = "native",
+        options: HostOptions | None = None,
+    ) -> None:
+        check_adapters(engine=engine, trainer=trainer)
+        self.folder = folder
+        self.options = options or HostOptions()
+        self.sessions = Sessions()
+        self.metrics = ServerMetrics()
+        self._by = HostedBy(engine, trainer, self.options)
+        self._models: dict[str, HostedModel] = {}
+        self._opening: dict[str, asyncio.Task[HostedModel]] = {}
+        self._pinned = PinnedEngines(max_open=self.options.max_pinned, idle_s=self.options.pinned_idle_s)
+        self._trajectories: dict[str, _OpenTrajectory] = {}
+        self._closed: OrderedDict[str, tuple[HostedModel, list[str]]] = OrderedDict()
+        self._left_open: dict[str, str] = {}  # trajectories of models that are not open yet: id -> inference name
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """See what earlier processes have left in the folder."""
+        for name, folder in known_models(self.folder).items():
+            try:
+                ids = await asyncio.to_thread(open_trajectory_ids, folder)
+            except (OSError, ArtError) as error:
+                _log.warning("the calls of %s cannot be read: %s", name, error)
+                continue
+            self._left_open.update(dict.fromkeys(ids, name))
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        """Close every model. May be called twice."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for task in self._opening.values():
+            task.cancel()
+        if self._opening:
+            await asyncio.wait(list(self._opening.values()))
+        await self._pinned.close()
+        models, self._models = list(self._models.values()), {}
+        for model in models:
+            await model.close()
+        self.sessions.close_all()
+
+    # -- what is served ----------------------------------------------------------------------------------------------
+
+    def served(self) -> Sequence[Served]:
+        return [model.served(recorder=_Recorder(self, model)) for model in self._models.values()]
+
+    async def find(self, name: str) -> Served:
+        """See `Catalogue.find`."""
+        started = time.monotonic()
+        base, at, step = name.partition("@")
+        model = await self._model_in_time(base)
+        recorder = _Recorder(self, model)
+        try:
+            if not at:
+                await model.wait_ready(self.options.max_wait_s)
+                return model.served(recorder=recorder)
+            wanted = _step_number(name, step)
+            model.check_step(wanted)
+            if wanted == model.step:
+                await model.wait_ready(self.options.max_wait_s)
+            if wanted == model.step:
+                return model.served(AtStep(model.engine, wanted), recorder=recorder)
+            engine = await self._pinned.get(
+                (base, wanted),
+                lambda: model.open_engine_at(wanted),
+                what=f"{base}@{wanted}",
+                max_wait_s=self.options.max_wait_s,
+            )
+            return model.served(engine, recorder=recorder)
+        finally:
+            self.metrics.waited(base, "call", time.monotonic() - started)
+
+    def record(self, model: HostedModel, exchange: Exchange) -> None:
+        """Keep a finished call of `model`, or of one of its trajectories."""
+        model.log.record(exchange)
+        self.metrics.exchange(model.name, exchange)
+        if exchange.trajectory_id in self._trajectories:
+            self._trajectories[exchange.trajectory_id].last_call = time.monotonic()
+
+    def metrics_text(self) -> bytes:
+        """What `GET /metrics` answers."""
+        for model in self._models.values():
+            self.metrics.serving(
+                model.name, policy_version=model.engine.policy_version, num_dropped=model.log.num_dropped
+            )
+        return self.metrics.text()
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    async def register(self, request: RegisterRequest) -> ModelState:
+        """See `Backend.register`."""
+        check_name("project", request.project)
+        check_name("name", request.name)
+        options = self.options.of_model(request.config)
+        name = f"{request.project}/{request.name}"
+        while name in self._opening:  # that may end with an error, or be of other options
+            await asyncio.wait({self._opening[name]})
+        model = self._models.get(name)
+        if model is not None:
+            model.record.check_same(request.base_model, options)
+            await model.realign()
+        else:
+            model = await asyncio.shield(self._open(name, request))
+        return model.state()
+
+    def models(self) -> list[ModelState]:
+        """The models that are open."""
+        return [model.state() for model in self._models.values()]
+
+    async def state(self, project: str, name: str) -> ModelState:
+        """See `Backend.state`."""
+        return (await self._model(project, name)).state()
+
+    async def train(
+        self,
+        project: str,
+        name: str,
+        groups: Sequence[TrajectoryGroup],
+        config: TrainConfig,
+        *,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> StepReport:
+        """See `Backend.train`."""
+        model = await self._model(project, name)
+        outcome = "failed"
+        try:
+            report = await model.train(
+                groups, config, on_progress, lambda waited_s: self.metrics.waited(model.name, "step", waited_s)
+            )
+            outcome = "skipped" if report.metrics.get("step/skipped") else "made"
+        finally:
+            self.metrics.step(model.name, outcome)
+        return report
+
+    async def log(
+        self,
+        project: str,
+        name: str,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        split: str,
+        step: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """See `Backend.log`."""
+        model = await self._model(project, name)
+        at = model.step if step is None else step
+        async with model.writing:
+            await asyncio.to_thread(keep_groups, model.store, groups, split=split, step=at, metrics=metrics or {})
+
+    async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
+        """See `Backend.logged_metrics`."""
+        model = await self._model(project, name)
+        return await asyncio.to_thread(kept_metrics, model.store)
+
+    async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
+        """See `Backend.delete_checkpoints`."""
+        model = await self._model(project, name)
+        await model.delete_checkpoints(keep)
+        left = {(model.name, step) for step in [0, *model.state().checkpoint_steps]}
+        await self._pinned.close(lambda key: key not in left and isinstance(key, tuple) and key[0] == model.name)
+        return model.state()
+
+    # -- trajectories ------------------------------------------------------------------------------------------------
+
+    async def open_trajectory(self, project: str, name: str, trajectory_id: str) -> None:
+        """Record the calls below `/t/<trajectory_id>` from now on."""
+        model = await self._model(project, name)
+        await self.recover(trajectory_id)
+        session = self.sessions.open(trajectory_id)
+        session.recorder = _Recorder(self, model)
+        try:
+            model.log.opened(trajectory_id)
+        except BaseException:
+            self.sessions.close(trajectory_id)
+            raise
+        self._trajectories[trajectory_id] = _OpenTrajectory(model, time.monotonic())
+
+    async def close_trajectory(self, trajectory_id: str) -> list[Exchange]:
+        """See `Backend.close_trajectory`. Asked again, it gives the same record."""
+        await self.recover(trajectory_id)
+        if trajectory_id not in self._trajectories and trajectory_id in self._closed:
+            model, ids = self._closed[trajectory_id]
+            return await asyncio.to_thread(model.log.find, ids)
+        exchanges = self.sessions.close(trajectory_id)
+        trajectory = self._trajectories.pop(trajectory_id)
+        self._closed[trajectory_id] = (trajectory.model, [exchange.id for exchange in exchanges])
+        if len(self._closed) > _REMEMBERED:
+            self._closed.popitem(last=False)
+        trajectory.model.log.closed(trajectory_id)
+        return exchanges
+
+    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]:
+        """See `Backend.find_exchanges`."""
+        model = await self._model(project, name)
+        return await asyncio.to_thread(model.log.find, ids)
+
+    async def recover(self, trajectory_id: str) -> None:
+        """Where `trajectory_id` was open when an earlier process ended, open its model, which opens it again."""
+        name = self._left_open.get(trajectory_id)
+        if name is not None:
+            try:
+                await self._model(*name.split("/"))
+            except ModelNotFoundError as error:
+                raise UnknownTrajectoryError(
+                    f"trajectory {trajectory_id!r} was open when the server ended, and its model {name!r} cannot be "
+                    f"opened again: {error}"
+                ) from error
+
+    # -- opening -----------------------------------------------------------------------------------------------------
+
+    async def _model(self, project: str, name: str) -> HostedModel:
+        """The model, opened if an earlier process has left it.
+
+        Raises:
+            ModelNotFoundError: it was never registered here.
+        """
+        full = f"{project}/{name}"
+        if full in self._opening:
+            return await asyncio.shield(self._opening[full])
+        if full in self._models:
+            return self._models[full]
+        folder = known_models(self.folder).get(full)
+        record = None if folder is None else ModelRecord.read(folder)
+        if record is None:
+            raise ModelNotFoundError(
+                f"model {full!r} is not registered here; registered are {sorted(self._models)}. Register it first"
+            )
+        config = record.options.model_dump()
+        request = RegisterRequest(project=project, name=name, base_model=record.base_model, config=config)
+        return await asyncio.shield(self._open(full, request))
+
+    async def _model_in_time(self, name: str) -> HostedModel:
+        """`_model` for a call: 404 for an unknown one, 503 where opening it takes too long."""
+        model = self._models.get(name)
+        if model is not None:
+            return model
+        project, _, rest = name.partition("/")
+        try:
+            async with asyncio.timeout(self.options.max_wait_s):
+                return await self._model(project, rest)
+        except TimeoutError:
+            raise ApiError(
+                503, f"model {name!r} is still being loaded; send the call again", code="loading", retry_after_s=5
+            ) from None
+        except ModelNotFoundError:
+            raise ApiError(
+                404,
+                f"model {name!r} is not served here; there are {sorted(self._models)}, and each with @step",
+                code="model_not_found",
+                param="model",
+            ) from None
+
+    def _open(self, name: str, request: RegisterRequest) -> asyncio.Task[HostedModel]:
+        """Begin to open a model; what waits for it may be cancelled without harm to others."""
+
+        async def opened() -> HostedModel:
+            try:
+                folder = self.folder / request.project / request.name
+                model = await open_model(
+                    folder, request.project, request.name, request.base_model, request.config, host=self._by
+                )
+                self._restore_trajectories(model)
+                self._models[name] = model
+                return model
+            finally:
+                del self._opening[name]
+
+        task = self._opening[name] = asyncio.create_task(opened())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody may have waited, or not
+        return task
+
+    def _restore_trajectories(self, model: HostedModel) -> None:
+        for trajectory_id, exchanges in model.log.open_trajectories().items():
+            with contextlib.suppress(ArtError):  # the id is open already: the other record goes on
+                session = self.sessions.open(trajectory_id)
+                for exchange in exchanges:
+                    session.record(exchange)
+                session.recorder = _Recorder(self, model)
+                self._trajectories[trajectory_id] = _OpenTrajectory(model, time.monotonic())
+            self._left_open.pop(trajectory_id, None)
+
+    async def _sweep(self) -> None:
+        """Give up trajectories that nobody closes: their client has died."""
+        while True:
+            await asyncio.sleep(min(60.0, self.options.trajectory_ttl_s / 4))
+            now = time.monotonic()
+            for trajectory_id, trajectory in list(self._trajectories.items()):
+                if now - trajectory.last_call > self.options.trajectory_ttl_s:
+                    _log.warning("trajectory %r had no call for long and is closed", trajectory_id)
+                    self.metrics.expired()
+                    await self.close_trajectory(trajectory_id)
+
+
+@dataclass
+class _OpenTrajectory:
+    model: HostedModel
+    last_call: float
+
+
+def _step_number(name: str, step: str) -> int:
+    if not step.isdecimal() or len(step) > 12:
+        raise ApiError(
+            404, f"model {name!r}: {step!r} is no step; wanted a number after the @", code="model_not_found",
+            param="model",
+        )  # fmt: skip
+    return int(step)

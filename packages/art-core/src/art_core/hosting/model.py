@@ -1,0 +1,346 @@
+"""One model that is served and trained: engine, trainer, run folder, and the order in which they change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from art_core.canary import WeightSyncCanary
+from art_core.config import TrainConfig
+from art_core.control import ModelState
+from art_core.errors import ConfigError, DataError, RunLockedError
+from art_core.hosting.exchanges import ExchangeLog
+from art_core.hosting.keep import keep_step
+from art_core.hosting.opening import Parts
+from art_core.hosting.options import HostOptions
+from art_core.hosting.record import ModelRecord
+from art_core.hosting.watch import WatchedEngine
+from art_core.loop import train_step, training_rows
+from art_core.protocols import Engine, Trainer
+from art_core.render import ChatRenderer
+from art_core.serve.served import Served
+from art_core.serve.wire import ApiError
+from art_core.storage import RunStore
+from art_core.trajectories import ScoredGroup, TrajectoryGroup
+from art_core.types import Checkpoint, StepReport
+
+_LOCK_WAIT_S = 5.0
+"""A server whose parent was killed needs a moment to end; a new one waits so long for its folder."""
+
+
+@dataclass(frozen=True)
+class HostedBy:
+    """What models have in common: the adapters and the options of their host."""
+
+    engine: str
+    trainer: str
+    options: HostOptions
+
+
+class HostedModel:
+    """Made by `open_model`, which holds the run folder's lock until `close`.
+
+    Steps are made one at a time, in the order in which they were asked for. Whenever trainer, engine and the newest
+    checkpoint do not stand at the same step (a failed or cancelled step, an engine that broke), they are put there
+    again before the next step, and by `realign`.
+    """
+
+    def __init__(self, record: ModelRecord, parts: Parts, store: RunStore, log: ExchangeLog) -> None:
+        self.record = record
+        self.store = store
+        self.log = log
+        self.fault: str | None = None
+        self.writing = asyncio.Lock()  # one `log` at a time, so that its lines stay together
+        self._ready = asyncio.Event()
+        self._parts = parts
+        self._turn = asyncio.Lock()
+        self._checkpoints: dict[int, Checkpoint] = {}
+        self._renderer: ChatRenderer
+        self._canary: WeightSyncCanary
+        self._trainer: Trainer | None = None
+        self._engine: WatchedEngine | None = None
+
+    @property
+    def name(self) -> str:
+        return self.record.inference_name
+
+    @property
+    def step(self) -> int:
+        """Step of the newest checkpoint; 0 is the untrained model."""
+        return max(self._checkpoints, default=0)
+
+    @property
+    def engine(self) -> WatchedEngine:
+        assert self._engine is not None, "the model is not open"
+        return self._engine
+
+    def state(self) -> ModelState:
+        return ModelState(
+            project=self.record.project,
+            name=self.record.name,
+            base_model=self.record.base_model,
+            inference_name=self.name,
+            step=self.step,
+            checkpoint_steps=sorted(self._checkpoints),
+            folder=str(self.store.folder),
+        )
+
+    def served(self, engine: Engine | None = None, **fields: Any) -> Served:
+        """The model as the routes see it, answered by `engine`, or by the one with the newest weights."""
+        return Served(self.name, engine or self.engine, self._renderer, created=self.record.created, **fields)
+
+    async def wait_ready(self, max_wait_s: float) -> None:
+        """Return when the newest weights can answer.
+
+        Raises:
+            ApiError: 503, when that takes longer, or when engine and trainer were found to disagree.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ready.wait(), max_wait_s)
+        if self.fault is not None:
+            raise ApiError(503, f"model {self.name!r} answers nothing: {self.fault}", code="WeightSyncError")
+        if not self._ready.is_set():
+            raise ApiError(
+                503,
+                f"the weights of {self.name!r} were still being changed after {max_wait_s:g} s; send the call again",
+                code="weights_are_changing",
+                retry_after_s=max(1, min(30, round(max_wait_s))),
+            )
+
+    async def train(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        config: TrainConfig,
+        on_progress: Callable[[str], None],
+        on_turn: Callable[[float], None],
+    ) -> StepReport:
+        """One step on `groups`, see `Backend.train`. `on_turn` is told how long it waited for steps before it."""
+        scored = _scored(groups, self.name)
+        if self._turn.locked():
+            on_progress("waiting for the step before")
+        asked = time.monotonic()
+        async with self._turn:
+            on_turn(time.monotonic() - asked)
+            if not self._aligned():
+                on_progress("going back to the newest checkpoint")
+                await self._align()
+            trainer = self._trainer
+            assert trainer is not None, "aligned models have one"
+            rows, counters = await asyncio.to_thread(
+                training_rows, scored, policy_version=self.step, scale_by_std=config.scale_rewards
+            )
+            on_progress(f"training step {self.step + 1} on {len(rows)} rows")
+            started = time.monotonic()
+            step = train_step(
+                rows,
+                config.objective,
+                trainer=trainer,
+                engine=self.engine,
+                store=self.store,
+                canary=self._canary,
+                cursor={"counters": counters},
+            )
+            try:
+                report = await self._whole(asyncio.create_task(step), trainer)
+            except BaseException as error:
+                if not self.engine.ended and self.engine.policy_version != self.step:
+                    self.fault = f"its last step could not be checked ({type(error).__name__}: {error})"
+                raise
+            finally:
+                self._ready.set()
+            if report.step > self.step:
+                self._checkpoints[report.step] = Checkpoint(report.step, self._checkpoint_path(report.step))
+            metrics = {**counters, **_summary(scored), **report.metrics, "time/step_s": time.monotonic() - started}
+            report = StepReport(report.step, metrics)
+            keep_step(self.store, report)
+            return report
+
+    async def realign(self) -> None:
+        """Put trainer and engine at the newest checkpoint, with a new engine where the old one ended."""
+        async with self._turn:
+            if not self._aligned():
+                await self._align()
+
+    async def delete_checkpoints(self, keep: Sequence[int]) -> None:
+        """See `Backend.delete_checkpoints`."""
+        async with self._turn:
+            unknown = sorted(set(keep) - set(self._checkpoints) - {0})
+            if unknown:
+                raise ConfigError(
+                    f"keep names step {unknown[0]}, of which {self.name!r} has no checkpoint; "
+                    f"there are {sorted(self._checkpoints)}"
+                )
+            await asyncio.to_thread(self.store.prune, keep)
+            kept = {self.step, *keep}
+            self._checkpoints = {step: kept_ for step, kept_ in self._checkpoints.items() if step in kept}
+
+    async def open_engine_at(self, step: int) -> WatchedEngine:
+        """Another engine, for an older step."""
+        engine = await self._parts.open_engine(self._checkpoints[step] if step else None)
+        return WatchedEngine(engine, asyncio.Event(), remedy=lambda: "send the call again")
+
+    def check_step(self, step: int) -> None:
+        """Refuse a step that cannot be served.
+
+        Raises:
+            ApiError: 404, naming the steps there are.
+        """
+        if step not in self._checkpoints and step != 0:
+            raise ApiError(
+                404,
+                f"model {self.name!r} has no checkpoint of step {step}; there are {[0, *sorted(self._checkpoints)]} "
+                "(0 is the untrained model)",
+                code="model_not_found",
+                param="model",
+            )
+
+    async def close(self) -> None:
+        """Free everything, and the folder's lock last. May be called twice."""
+        try:
+            if self._engine is not None:
+                await self._engine.aclose()
+            if self._trainer is not None:
+                await self._trainer.aclose()
+        finally:
+            self.log.close()
+            self.store.close()
+
+    async def start(self) -> None:
+        """Open everything, at the newest checkpoint. `close` is the caller's, also when this fails."""
+        self._renderer = await self._parts.open_renderer()
+        self._canary = await asyncio.to_thread(self._parts.canary, self._renderer)
+        await self._align()
+
+    async def _whole(self, task: asyncio.Task[StepReport], trainer: Trainer) -> StepReport:
+        """What `task` gives. Cancelled before the optimiser's step, it ends; after it, the step is made whole first."""
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if trainer.step_count == self.step:
+                task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and task.exception() is None and task.result().step > self.step:
+                self._checkpoints[trainer.step_count] = Checkpoint(
+                    trainer.step_count, self._checkpoint_path(trainer.step_count)
+                )
+            raise
+
+    def _aligned(self) -> bool:
+        engine, trainer = self._engine, self._trainer
+        if engine is None or trainer is None or engine.ended or self.fault is not None:
+            return False
+        return trainer.step_count == engine.policy_version == self.step
+
+    async def _align(self) -> None:
+        found = await asyncio.to_thread(self.store.checkpoints)
+        self._checkpoints = {checkpoint.step: checkpoint for checkpoint in found}
+        newest = self._checkpoints.get(self.step)
+        if self._trainer is not None and newest is None and self._trainer.step_count:
+            await self._trainer.aclose()
+            self._trainer = None
+        if self._trainer is None:
+            self._trainer = await self._parts.open_trainer()
+        if newest is not None and self._trainer.step_count != newest.step:
+            await asyncio.to_thread(self._trainer.restore, newest)
+        served = self._engine
+        self._ready.clear()
+        try:
+            if served is None or served.ended or served.policy_version != self.step or self.fault is not None:
+                if served is not None:
+                    await served.aclose()  # its memory is needed
+                engine = await self._parts.open_engine(newest)
+                self._engine = WatchedEngine(engine, self._ready, remedy=self._remedy)
+            self.fault = "its weights are not checked yet"
+            try:
+                await self._canary.check(self.engine, self._trainer)
+            except BaseException as error:
+                self.fault = f"{type(error).__name__}: {error}; register it again to try once more"
+                raise
+            self.fault = None
+        finally:
+            self._ready.set()
+
+    def _remedy(self) -> str:
+        return f"register {self.name!r} again to go on from step {self.step}"
+
+    def _checkpoint_path(self, step: int) -> Path:
+        return self.store.folder / "checkpoints" / f"step-{step:04d}"
+
+
+async def open_model(
+    folder: Path, project: str, name: str, base_model: str, config: dict[str, Any], *, host: HostedBy
+) -> HostedModel:
+    """The model in `folder`, new or at its newest checkpoint, checked by the canary.
+
+    Raises:
+        ConfigError: it was registered with another base model or other options.
+        ModelNotFoundError: no such weights.
+        RunLockedError: another process has it open.
+    """
+    options = host.options.of_model(config)
+    record = ModelRecord.read(folder)
+    if record is not None:
+        record.check_same(base_model, options, trained_only=True)
+    parts = await Parts.resolve(base_model, options, engine=host.engine, trainer=host.trainer)
+    if record is not None:
+        record.check_weights(parts.source.sha256, host.trainer)
+    else:
+        record = ModelRecord(
+            project=project,
+            name=name,
+            base_model=base_model,
+            sha256=parts.source.sha256,
+            trainer=host.trainer,
+            options=options,
+            created=int(time.time()),
+        )
+    async with contextlib.AsyncExitStack() as stack:
+        store = await _locked(folder)
+        stack.callback(store.close)
+        log = await asyncio.to_thread(
+            ExchangeLog,
+            folder,
+            max_bytes=host.options.exchange_log_bytes,
+            max_records=host.options.exchange_log_records,
+        )
+        model = HostedModel(record.model_copy(update={"options": options}), parts, store, log)
+        stack.push_async_callback(model.close)
+        await model.start()
+        model.record.write(folder)
+        stack.pop_all()
+    return model
+
+
+async def _locked(folder: Path) -> RunStore:
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            return RunStore(folder)
+        except RunLockedError:
+            if time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(0.1)
+
+
+def _scored(groups: Sequence[TrajectoryGroup], name: str) -> list[ScoredGroup]:
+    if not groups:
+        raise DataError(f"no groups were given to train {name!r} on; wanted one at least")
+    scored = [group.with_rewards() for group in groups]
+    silent = [t.id for group in scored for t, _ in group.members if not t.exchanges]
+    if silent:
+        shown = ", ".join(silent[:3]) + (", ..." if len(silent) > 3 else "")
+        raise DataError(
+            f"{len(silent)} trajectories have a reward and no recorded call ({shown}); make their calls inside "
+            "capture(model), or append the answers' choices, or set trajectory.error where the rollout failed"
+        )
+    return scored
+
+
+def _summary(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    rewards = [reward for group in groups for reward in group.rewards]
+    return {"reward/mean": sum(rewards) / len(rewards)} if rewards else {}

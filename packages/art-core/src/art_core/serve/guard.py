@@ -1,0 +1,112 @@
+"""What stands before every route: keys, the size of bodies, and a door that closes at shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from art_core.errors import ConfigError
+from art_core.serve.reply import error_response
+from art_core.serve.wire import ApiError
+
+_FREE = "/healthz"
+
+
+def check_exposure(address: str, api_key: str | None) -> None:
+    """Refuse to listen where others can reach it, without a key.
+
+    Raises:
+        ConfigError: `address` is not loopback and there is no key, or the key is empty.
+    """
+    if api_key is not None and not api_key.strip():
+        raise ConfigError("the API key is empty; give one that is hard to guess, or none at all")
+    if api_key is None and not _is_loopback(address):
+        raise ConfigError(
+            f"host {address!r} can be reached from other machines, and there is no API key; "
+            "give one with --api-key or ART_API_KEY, or listen on 127.0.0.1"
+        )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+class Guard:
+    """An app that lets through to `app` what may pass; everything else is answered with an OpenAI error.
+
+    With an `api_key`, all but `/healthz` needs it as bearer token. A body of more than `max_body_bytes` is refused
+    as soon as that is known. From `draining` on, new requests are told to come again later. `idle` is set while no
+    request is in flight.
+    """
+
+    def __init__(self, app: ASGIApp, *, api_key: str | None, max_body_bytes: int) -> None:
+        self._app = app
+        self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
+        self._max_body_bytes = max_body_bytes
+        self.draining = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._num_in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        error = self._refusal(scope["path"], headers)
+        if error is not None:
+            response = error_response(error)
+            if error.status == 401:
+                response.headers["www-authenticate"] = "Bearer"
+            await response(scope, receive, send)
+            return
+        self._num_in_flight += 1
+        self.idle.clear()
+        try:
+            await self._app(scope, self._bounded(receive), send)
+        finally:
+            self._num_in_flight -= 1
+            if not self._num_in_flight:
+                self.idle.set()
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
+        if self._authorization is not None and path != _FREE:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._authorization):
+                what = "the API key is not this server's" if given else "no API key was given"
+                return ApiError(401, f"{what}; send it as 'Authorization: Bearer <key>'", code="invalid_api_key")
+        if self.draining and path != _FREE:
+            return ApiError(
+                503, "the server is shutting down; send the call again when it is back", code="shutting_down",
+                retry_after_s=5,
+            )  # fmt: skip
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > self._max_body_bytes:
+            return self._too_large()
+        return None
+
+    def _bounded(self, receive: Receive) -> Receive:
+        size_bytes = 0
+
+        async def bounded() -> Message:
+            nonlocal size_bytes
+            message = await receive()
+            size_bytes += len(message.get("body", b""))
+            if size_bytes > self._max_body_bytes:
+                raise self._too_large()
+            return message
+
+        return bounded
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body has more than {self._max_body_bytes} bytes, the most this server takes; send less at a time",
+            code="request_too_large",
+        )

@@ -1,0 +1,110 @@
+"""An app behind a socket, inside the running event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from art_core.errors import ConfigError
+
+_KEEP_ALIVE_S = 75
+"""Longer than clients keep idle connections, so that none sends a call into one that is just being closed."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signal handlers of the process alone, and tells when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.listening.set()
+
+
+class Listener:
+    """Serves `app` while it is entered. Port 0 takes a free one. On leaving, what is still running is cancelled after
+    `shutdown_timeout_s`.
+    """
+
+    def __init__(self, app: ASGIApp, *, address: str = "127.0.0.1", port: int = 0, shutdown_timeout_s: int = 2) -> None:
+        self._address = address
+        self._port = port
+        self._config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=shutdown_timeout_s,
+        )
+        self._url: str | None = None
+
+    async def __aenter__(self) -> Self:
+        self._socket = _bound(self._address, self._port)
+        self._server = _Server(self._config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="art-core server")
+        listening = asyncio.create_task(self._server.listening.wait())
+        try:
+            await asyncio.wait({self._task, listening}, return_when=asyncio.FIRST_COMPLETED)
+            if self._task.done():
+                self._task.result()
+        except BaseException:
+            self._task.cancel()
+            self._socket.close()
+            raise
+        finally:
+            listening.cancel()
+        address = f"[{self._address}]" if ":" in self._address else self._address
+        self._url = f"http://{address}:{self._socket.getsockname()[1]}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        try:
+            await self._task
+        finally:
+            self._url = None
+            self._socket.close()
+
+    @property
+    def url(self) -> str:
+        """Root of the server, without `/v1`."""
+        if self._url is None:
+            raise RuntimeError("the server is not running; use it inside `async with`")
+        return self._url
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(target)
+        except BaseException:
+            bound.close()
+            raise
+    except (OSError, OverflowError) as error:
+        in_use = getattr(error, "errno", None) == errno.EADDRINUSE
+        remedy = "end what listens there, or give another port (0 takes a free one)" if in_use else "give another host"
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on {address}, port {port}: {reason}; {remedy}") from error
+    return bound
