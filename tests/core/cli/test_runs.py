@@ -61,7 +61,9 @@ def test_the_list_shows_each_model(path: Path) -> None:
 def test_a_run_shows_its_steps_with_counts(path: Path) -> None:
     done = art("runs", "--path", str(path), "show", "shop/clerk")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "7 train 1 3 0.500 1 0 0 12 8".split() in [line.split() for line in done.stdout.splitlines()]
+    assert ["7", "train", "1", "3", "0.500", "1", "0", "0", "12", "8"] in [
+        line.split() for line in done.stdout.splitlines()
+    ]
     data = json.loads(art("runs", "show", "shop/clerk", "--path", str(path), "--json").stdout)
     assert [(one["split"], one["counts"]["excluded"], one["metrics"]["reward"]) for one in data["logged"]] == [
         ("train", 1, 0.5),
