@@ -61,6 +61,7 @@ def from_row(row: dict[str, Any]) -> Trajectory:
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(GROUPS, max_size=2))
 def test_exported_lines_are_the_trajectories(groups: list[TrajectoryGroup]) -> None:
@@ -79,6 +80,7 @@ def _plain(value: Any) -> bool:
     return "\\ud" not in json.dumps(value)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(st.lists(GROUPS, max_size=2))
 def test_parquet_rows_are_the_trajectories(groups: list[TrajectoryGroup]) -> None:
