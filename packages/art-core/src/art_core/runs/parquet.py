@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "pyarrow":
         raise
-    raise MissingExtraError("Parquet needs pyarrow, which is missing: pip install 'art-core[parquet]'") from error
+    raise MissingExtraError("Parquet needs pyarrow, not installed: pip install 'art-core[parquet]'") from error
 
 _ROWS = 512
 _TOKENS = 500_000
