@@ -194,7 +194,7 @@ def test_parquet_without_pyarrow_names_the_extra(path: Path) -> None:
     words = ("export", "clerk", "--format", "parquet", "--out", "/tmp/never.parquet", "--path", str(path))
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "art: Parquet needs pyarrow, not installed: pip install 'art-core[parquet]'\n"
+    assert done.stderr == "art: Parquet needs pyarrow, which is not installed: pip install 'art-core[parquet]'\n"
 
 
 def test_help_loads_nothing_heavy() -> None:

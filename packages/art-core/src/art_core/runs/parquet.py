@@ -17,11 +17,11 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "pyarrow":
         raise
-    raise MissingExtraError("Parquet needs pyarrow, not installed: pip install 'art-core[parquet]'") from error
+    raise MissingExtraError("Parquet needs pyarrow, which is not installed: pip install 'art-core[parquet]'") from error
 
 _ROWS = 512
 _TOKENS = 500_000
-"""A row group ends at the first of the two, so that memory depends on neither the run nor the length of its rollouts."""
+"""A row group ends at the first of the two, so that memory depends neither on the run nor on how long rollouts are."""
 
 _EXCHANGE = pa.struct(
     [
