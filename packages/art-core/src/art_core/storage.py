@@ -15,9 +15,9 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from art_core.errors import DataError, RunLockedError, StorageError
 from art_core.protocols import Trainer
@@ -26,6 +26,8 @@ from art_core.types import Checkpoint
 _log = logging.getLogger(__name__)
 _STATE = "state.json"
 _CHECKPOINT_NAME = re.compile(r"step-(\d{4,})")
+_BLOCK_BYTES = 1 << 20
+T = TypeVar("T")
 
 
 class RunStore:
@@ -78,20 +80,12 @@ class RunStore:
     def records(self, kind: str) -> list[dict[str, Any]]:
         """All records of `<kind>.jsonl`; an empty list when there is no such log yet."""
         path = self._log_path(kind)
-        if not path.exists():
-            return []
-        with _explained(path, "read"):
-            lines = path.read_bytes().split(b"\n")[:-1]
-        records = []
-        for number, line in enumerate(lines, start=1):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{path}:{number}: not a JSON record ({error}); remove the line to go on") from error
-            if not isinstance(record, dict):
-                raise DataError(f"{path}:{number}: a JSON {type(record).__name__}, not a record; remove it to go on")
-            records.append(record)
-        return records
+        return list(read_records(path, lambda record: record)) if path.exists() else []
+
+    def size_bytes(self, kind: str) -> int:
+        """How long `<kind>.jsonl` is; 0 when there is no such log yet."""
+        path = self._log_path(kind)
+        return path.stat().st_size if path.exists() else 0
 
     def commit(self, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:
         """Save the trainer with `cursor` as the checkpoint of its current step."""
@@ -168,6 +162,49 @@ class RunStore:
         return self.folder / "checkpoints" / f"step-{step:04d}"
 
 
+def read_records(
+    path: Path, parse: Callable[[dict[str, Any]], T], *, start: int = 0, end: int | None = None, containing: bytes = b""
+) -> Iterator[T]:
+    """The whole records of a log, parsed, one at a time. Takes no lock: the log may grow meanwhile.
+
+    Of the records, those that begin at the byte `start` or later, and before `end`. What is being written at the end
+    of the log, or was torn by a kill, is left out. `containing` skips, unread, the lines without these bytes.
+
+    Raises:
+        DataError: a line is no record, or `parse` refused it with a ValueError; the message begins with `file:line`.
+        StorageError: the log cannot be read.
+    """
+    with _explained(path, "read"), path.open("rb") as file:
+        file.seek(start)
+        offset = start
+        for line in file:
+            if not line.endswith(b"\n") or (end is not None and offset >= end):
+                return
+            if containing in line:
+                try:
+                    record = json.loads(line)
+                    if not isinstance(record, dict):
+                        raise DataError(f"a JSON {type(record).__name__}")
+                    value = parse(record)
+                except (ValueError, RecursionError) as error:
+                    where = f"{path}:{_line_number(path, offset)}"
+                    raise DataError(
+                        f"{where}: not a record ({' '.join(str(error).split())[:300]}); remove the line to go on"
+                    ) from error
+                yield value
+            offset += len(line)
+
+
+def _line_number(path: Path, offset: int) -> int:
+    """The number of the line that begins at `offset`; lines are not counted as long as nothing is wrong."""
+    number = 1
+    with path.open("rb") as file:
+        while offset > 0 and (block := file.read(min(_BLOCK_BYTES, offset))):
+            number += block.count(b"\n")
+            offset -= len(block)
+    return number
+
+
 @contextlib.contextmanager
 def _explained(path: Path, action: str) -> Iterator[None]:
     try:
@@ -197,11 +234,18 @@ def _take_lock(folder: Path) -> int | None:
 
 def _drop_torn_tail(log: Path) -> None:
     """Cut a last line without line end: what a killed process was writing."""
-    data = log.read_bytes()
-    if data and not data.endswith(b"\n"):
-        whole = data.rfind(b"\n") + 1
-        _log.warning("%s: dropping an unfinished record of %d bytes at its end", log, len(data) - whole)
-        os.truncate(log, whole)
+    with log.open("rb+") as file:
+        size = whole = file.seek(0, os.SEEK_END)
+        while whole:
+            start = max(0, whole - _BLOCK_BYTES)
+            file.seek(start)
+            last = file.read(whole - start).rfind(b"\n")
+            whole = start if last < 0 else start + last + 1
+            if last >= 0:
+                break
+        if whole < size:
+            _log.warning("%s: dropping an unfinished record of %d bytes at its end", log, size - whole)
+            file.truncate(whole)
 
 
 def _digest(path: Path) -> dict[str, Any]:

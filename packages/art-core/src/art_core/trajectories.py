@@ -243,8 +243,9 @@ def _member(member: Any, index: int) -> Trajectory:
 
 
 def _message(item: Any, index: int) -> ChatMessage:
-    if isinstance(item, dict):
-        return item
+    if isinstance(item, dict):  # a choice that was stored or sent is a dict as well, around its message
+        inner = item.get("message")
+        return inner if "role" not in item and isinstance(inner, dict) else item
     message = getattr(item, "message", None)
     if message is None:
         raise DataError(

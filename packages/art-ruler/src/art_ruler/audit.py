@@ -240,9 +240,9 @@ async def _judge(
         where = f"{group.where} (asked twice)"
         again = await _score(ruler.repeating(), tally, where, group.trajectories, group.tools)
         passes = [_first_pass(result), _first_pass(again)] if again else []
-        self_agreement, noise = agreement(passes)
-        tally.note(number, "noise", noise)
-        tally.note(number, "self_agreement", self_agreement)
+        mean_tau, flips = agreement(passes)
+        tally.note(number, "noise", flips)
+        tally.note(number, "self_agreement", mean_tau)
     return scores
 
 

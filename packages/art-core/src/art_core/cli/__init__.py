@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import typer
 
-from art_core.cli import serve
+from art_core.cli import export, runs, serve
 from art_core.errors import ArtError, StorageError
 
 app = typer.Typer(
@@ -21,12 +21,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command(epilog=serve.EPILOG)(serve.serve)
+app.add_typer(runs.app)
+app.command(epilog=export.EPILOG)(export.export)
 _INTERRUPTED = 130
-
-
-@app.callback()
-def _commands() -> None:
-    """Train LLM agents with reinforcement learning."""
 
 
 def main() -> None:

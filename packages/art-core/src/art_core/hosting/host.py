@@ -15,13 +15,14 @@ from art_core.config import TrainConfig
 from art_core.control import MetricRecord, ModelState, RegisterRequest
 from art_core.errors import ArtError, ModelNotFoundError, UnknownTrajectoryError
 from art_core.hosting.exchanges import open_trajectory_ids
-from art_core.hosting.keep import keep_groups, kept_metrics
 from art_core.hosting.model import HostedBy, HostedModel, open_model
-from art_core.hosting.options import HostOptions, check_name
+from art_core.hosting.options import HostOptions
 from art_core.hosting.pinned import PinnedEngines
 from art_core.hosting.record import ModelRecord, known_models
 from art_core.hosting.watch import AtStep
 from art_core.registry import check_adapters
+from art_core.runs import Run
+from art_core.runs.writer import check_name
 from art_core.serve.metrics import ServerMetrics
 from art_core.serve.served import Served
 from art_core.serve.session import Sessions
@@ -210,12 +211,13 @@ class ModelHost:
         model = await self._model(project, name)
         at = model.step if step is None else step
         async with model.writing:
-            await asyncio.to_thread(keep_groups, model.store, groups, split=split, step=at, metrics=metrics or {})
+            own = {name.removeprefix(f"{split}/"): value for name, value in (metrics or {}).items()}
+            await asyncio.to_thread(model.run.log_groups, split, at, groups, own)
 
     async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
         """See `Backend.logged_metrics`."""
         model = await self._model(project, name)
-        return await asyncio.to_thread(kept_metrics, model.store)
+        return await asyncio.to_thread(_logged_metrics, model.run)
 
     async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
         """See `Backend.delete_checkpoints`."""
@@ -369,3 +371,11 @@ def _step_number(name: str, step: str) -> int:
             param="model",
         )  # fmt: skip
     return int(step)
+
+
+def _logged_metrics(run: Run) -> list[MetricRecord]:
+    """What was given to `log`, under its full names, in order."""
+    return [
+        MetricRecord(step=line.step, metrics={f"{line.split}/{name}": value for name, value in line.metrics.items()})
+        for line in run.log_lines()
+    ]

@@ -15,7 +15,6 @@ from art_core.config import TrainConfig
 from art_core.control import ModelState
 from art_core.errors import ConfigError, DataError, RunLockedError
 from art_core.hosting.exchanges import ExchangeLog
-from art_core.hosting.keep import keep_step
 from art_core.hosting.opening import Parts
 from art_core.hosting.options import HostOptions
 from art_core.hosting.record import ModelRecord
@@ -23,6 +22,7 @@ from art_core.hosting.watch import WatchedEngine
 from art_core.loop import train_step, training_rows
 from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
+from art_core.runs import ModelRun
 from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
 from art_core.storage import RunStore
@@ -53,6 +53,7 @@ class HostedModel:
     def __init__(self, record: ModelRecord, parts: Parts, store: RunStore, log: ExchangeLog) -> None:
         self.record = record
         self.store = store
+        self.run = ModelRun(store)
         self.log = log
         self.fault: str | None = None
         self.writing = asyncio.Lock()  # one `log` at a time, so that its lines stay together
@@ -157,7 +158,7 @@ class HostedModel:
                 self._checkpoints[report.step] = Checkpoint(report.step, self._checkpoint_path(report.step))
             metrics = {**counters, **_summary(scored), **report.metrics, "time/step_s": time.monotonic() - started}
             report = StepReport(report.step, metrics)
-            keep_step(self.store, report)
+            self.run.log_step(report)
             return report
 
     async def realign(self) -> None:

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art_core.errors import ConfigError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NOT_TRAINED = ("dtype", "num_threads", "engine_args")
 
 
@@ -81,15 +80,3 @@ class HostOptions(ModelOptions):
             return ModelOptions.model_validate_json(made.model_dump_json())  # as it will be read back
         except ValueError as error:
             raise ConfigError(f"a model's config holds what JSON cannot: {error}; give plain data") from error
-
-
-def check_name(kind: str, name: str) -> None:
-    """Refuse a name that could not be a folder, or would not be clear inside `project/name@step`.
-
-    Raises:
-        ConfigError: it is one of those.
-    """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{kind} {name!r} cannot be used; wanted a letter or digit, then at most 99 letters, digits, '.', '_', '-'"
-        )

@@ -1,0 +1,174 @@
+"""Writing a run folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, SupportsFloat
+
+from art_core.errors import ConfigError, DataError, StorageError
+from art_core.runs.reader import MODEL_FILE, Run, step_file
+from art_core.runs.records import GroupInfo, LogLine, StoredTrajectory, Tally
+from art_core.storage import RunStore
+from art_core.trajectories import TrajectoryGroup
+from art_core.types import StepReport
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class ModelRun(Run):
+    """A run folder that this process writes. `store` holds its lock, its checkpoints and any other log."""
+
+    def __init__(self, store: RunStore) -> None:
+        super().__init__(store.folder)
+        self.store = store
+
+    @classmethod
+    def open(cls, path: Path, project: str, name: str, *, identity: Mapping[str, Any] | None = None) -> Self:
+        """The run folder of a model below `path`, made if there is none, and locked.
+
+        `identity` (`base_model`, and whatever else must not change between two starts; plain JSON values) is noted in
+        `model.json` of a new run.
+
+        Raises:
+            ConfigError: a name that cannot be a folder's, or the run was begun with another identity.
+            RunLockedError: another process is writing it.
+            StorageError: the folder cannot be made or read.
+        """
+        check_name("project", project)
+        check_name("model name", name)
+        store = RunStore(path / project / name)
+        try:
+            run = cls(store)
+            run._identify({"project": project, "name": name, **(identity or {})})
+        except BaseException:
+            store.close()
+            raise
+        return run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the lock. May be called twice."""
+        self.store.close()
+
+    def log_groups(
+        self,
+        split: str,
+        step: int,
+        groups: Sequence[TrajectoryGroup],
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Add the trajectories of `groups`, and `metrics`, to those of `split` at `step`. Nothing earlier is changed.
+
+        Each trajectory is either whole on disk or absent, whenever the process ends.
+
+        Raises:
+            ConfigError: `split` cannot be the name of a folder, or `step` is below 0. Nothing was written.
+            DataError: a metric is not finite: nothing was written. Or some trajectories hold what cannot be written:
+                the others are kept, and the message names those that are not.
+            StorageError: the disk is full or the folder not writable; what was written before it stays.
+        """
+        check_name("split", split)
+        if step < 0:
+            raise ConfigError(f"step is {step}; wanted 0 or more")
+        given = _finite(metrics or {}, split)
+        kind = f"trajectories/{split}/{step_file(step)}"
+        folder = self.folder / "trajectories" / split
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"could not make {folder}: {error.strerror or error}") from error
+        start = self.store.size_bytes(kind)
+        kept: list[TrajectoryGroup] = []
+        refused: list[str] = []
+        for group in groups:
+            members = []
+            for trajectory, record in _records(split, step, group, refused):
+                self.store.append(kind, record)
+                members.append(trajectory)
+            if members:
+                kept.append(TrajectoryGroup(members, metrics=group.metrics))
+        place = start, self.store.size_bytes(kind)
+        self.store.append("metrics", LogLine(split, step, Tally.of(kept), given, place).as_record())
+        if refused:
+            total = sum(len(group) for group in groups)
+            raise DataError(
+                f"{len(refused)} of {total} trajectories were not kept: {'; '.join(refused[:3])}"
+                f"{'; ...' if len(refused) > 3 else ''}. The others were: mend these and log them alone"
+            )
+
+    def log_step(self, report: StepReport) -> None:
+        """Add what a training step reports.
+
+        Raises:
+            DataError: a metric is not finite; nothing was written.
+        """
+        self.store.append("steps", {"step": report.step, "metrics": _finite(report.metrics, f"step {report.step}")})
+
+    def _identify(self, identity: dict[str, Any]) -> None:
+        path = self.folder / MODEL_FILE
+        if path.exists():
+            noted = self.identity
+            changed = [name for name, value in identity.items() if noted.get(name) != value]
+            if changed:
+                name = changed[0]
+                raise ConfigError(
+                    f"{self.folder} is the run of a model whose {name} is {noted.get(name)!r}, not {identity[name]!r}; "
+                    "give the new model another name"
+                )
+            return
+        staging = path.with_name(f".{MODEL_FILE}.tmp")
+        try:
+            staging.write_text(json.dumps(identity, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+            staging.replace(path)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the identity of a run holds what JSON cannot: {error}") from error
+        except OSError as error:
+            raise StorageError(f"could not write {path}: {error.strerror or error}") from error
+
+
+def check_name(kind: str, name: str) -> None:
+    """Refuse a name that could not be a folder's.
+
+    Raises:
+        ConfigError: it could not.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{kind} {name!r} cannot be used; wanted a letter or digit, then at most 99 letters, digits, '.', '_', '-'"
+        )
+
+
+def _records(split: str, step: int, group: TrajectoryGroup, refused: list[str]) -> Sequence[tuple[Any, dict[str, Any]]]:
+    try:
+        info = GroupInfo.of(group, uuid.uuid4().hex[:16])
+        json.dumps(info.model_dump(mode="json"), allow_nan=False)
+    except ValueError as error:
+        problem = f"group {group.scenario_id!r}: {' '.join(str(error).split())[:300]}"
+        refused += [problem] * len(group)
+        return []
+    records = []
+    for trajectory in group:
+        try:
+            records.append((trajectory, StoredTrajectory(split, step, info, trajectory).as_record()))
+        except DataError as error:
+            refused.append(str(error))
+    return records
+
+
+def _finite(metrics: Mapping[str, float], place: str) -> dict[str, float]:
+    for name, value in metrics.items():
+        if not isinstance(value, SupportsFloat) or not math.isfinite(value):
+            raise DataError(
+                f"{place}: metric {name!r} is {value!r}; wanted a finite number. Leave it out where it was not measured"
+            )
+    return {name: float(value) for name, value in metrics.items()}
