@@ -8,6 +8,7 @@
     POST   /api/models/{project}/{name}/exchanges    LookupRequest -> ExchangeList   of calls outside any trajectory
     POST   /api/models/{project}/{name}/train        TrainRequest  -> JSON lines of TrainEvent
     POST   /api/models/{project}/{name}/log          LogRequest    -> {}
+    GET    /api/models/{project}/{name}/metrics             -> MetricHistory
     POST   /api/models/{project}/{name}/checkpoints/delete   DeleteRequest -> ModelState
 
 A train request's last line is a `result` or an `error`. Every request carries `Authorization: Bearer <key>` where the
@@ -108,6 +109,17 @@ class LogRequest(_Body):
     step: int | None = None
     groups: list[GroupBody] = Field(default_factory=list)
     metrics: dict[str, float] = Field(default_factory=dict)
+
+
+class MetricRecord(_Body):
+    """The metrics of one log request, by their full names (`val/reward`), and the step they were logged for."""
+
+    step: int
+    metrics: dict[str, float]
+
+
+class MetricHistory(_Body):
+    records: list[MetricRecord]
 
 
 class DeleteRequest(_Body):

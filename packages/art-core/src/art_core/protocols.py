@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from art_core.config import TrainConfig
-from art_core.control import ModelState, RegisterRequest
+from art_core.control import MetricRecord, ModelState, RegisterRequest
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Checkpoint, Exchange, Objective, Sampling, StepReport, TokenChunk, TokenSample
 
@@ -174,6 +174,10 @@ class Backend(Protocol):
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Keep `groups` and `metrics` in the model's run folder."""
+        ...
+
+    async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
+        """The metrics of every `log`, in the order in which they came; also those of processes before this one."""
         ...
 
     async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
