@@ -128,27 +128,34 @@ async def test_a_capture_of_another_model_leaves_this_ones_alone(model: art.Trai
 
 
 async def test_an_exception_goes_on_with_the_record_kept(model: art.TrainableModel) -> None:
-    with pytest.raises(RuntimeError, match="agent broke"):
-        async with art.capture(model) as trajectory:
-            await ask(model.openai_client(), "a")
-            raise RuntimeError("agent broke")
-    assert texts(trajectory) == ["A"]
-    assert trajectory.error == RolloutError(kind="RuntimeError", message="agent broke")
-
-
-async def test_a_cancellation_closes_the_record(model: art.TrainableModel, backend: InProcessBackend) -> None:
     kept: list[art.Trajectory] = []
 
     async def rollout() -> None:
         async with art.capture(model) as trajectory:
             kept.append(trajectory)
             await ask(model.openai_client(), "a")
+            raise RuntimeError("agent broke")
+
+    with pytest.raises(RuntimeError, match="agent broke"):
+        await rollout()
+    (trajectory,) = kept
+    assert texts(trajectory) == ["A"]
+    assert trajectory.error == RolloutError(kind="RuntimeError", message="agent broke")
+
+
+async def test_a_cancellation_closes_the_record(model: art.TrainableModel, backend: InProcessBackend) -> None:
+    kept: list[art.Trajectory] = []
+    asked = asyncio.Event()
+
+    async def rollout() -> None:
+        async with art.capture(model) as trajectory:
+            kept.append(trajectory)
+            await ask(model.openai_client(), "a")
+            asked.set()
             await asyncio.sleep(60)
 
     task = asyncio.create_task(rollout())
-    while not kept or len(backend.engine.requests) < 1:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
+    await asked.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

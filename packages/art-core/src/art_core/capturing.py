@@ -155,9 +155,9 @@ class Capture:
         if outside:
             trajectory.metrics["capture/calls_outside"] = outside
             _logger.warning(
-                "while trajectory %s was recorded (%d calls), %d calls of model %r were made in no capture; if they "
-                "belong to a rollout: a thread pool does not hand on the context; submit contextvars.copy_context().run, use "
-                "asyncio.to_thread, or give the client trajectory.base_url",
+                "while trajectory %s was recorded (%d calls), %d calls of model %r were made in no capture; a "
+                "thread pool does not hand on the context: where they belong to a rollout, submit "
+                "contextvars.copy_context().run, use asyncio.to_thread, or give the client trajectory.base_url",
                 trajectory.id,
                 len(exchanges),
                 outside,
