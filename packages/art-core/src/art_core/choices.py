@@ -1,7 +1,8 @@
 """Items of a conversation: message dicts, and the answers of a model in the shapes in which libraries hand them on.
 
 An answer carries the id of its recorded exchange: as `exchange_id` of an OpenAI choice, or, where a library keeps only
-the completion's id, as `chatcmpl-<exchange id>`.
+the completion's id, as `chatcmpl-<exchange id>`. A completion with one choice stands for that choice: what libraries
+build from a stream keeps its id nowhere else.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def message_of(item: Any, where: str) -> ChatMessage:
     Raises:
         DataError: it is neither a message nor an answer.
     """
+    if (choice := _only_choice(item, where)) is not None:
+        return message_of(choice, where)
     if isinstance(item, Mapping):
         message = item.get("message")
         return dict(message) if isinstance(message, Mapping) and "role" not in item else dict(item)
@@ -34,8 +37,7 @@ def message_of(item: Any, where: str) -> ChatMessage:
     if message is None and isinstance(getattr(item, "role", None), str):
         message = item
     if not isinstance(message, BaseModel):
-        instead = "completion.choices[0]" if hasattr(item, "choices") else "a message dict or a choice of a completion"
-        raise DataError(f"{where} is a {type(item).__name__}; append {instead}")
+        raise DataError(f"{where} is a {type(item).__name__}; wanted a message dict or a choice of a completion")
     return _dumped(message)
 
 
@@ -48,7 +50,7 @@ def data_of(item: Any, where: str) -> Any:
     if isinstance(item, Mapping):
         return json_value(item, where)
     message = message_of(item, where)
-    if _is_langchain(item) and is_answer(item):
+    if _only_choice(item, where) is not None or (_is_langchain(item) and is_answer(item)):
         return json_value({"message": message, "exchange_id": exchange_id_of(item)}, where)
     if getattr(item, "message", None) is None:
         return json_value(message, where)
@@ -60,10 +62,10 @@ def data_of(item: Any, where: str) -> Any:
 def is_answer(item: Any) -> bool:
     """Whether `item` is the answer of a model as a client handed it over, and not a message that was written down."""
     if isinstance(item, Mapping):
-        return ("message" in item and "role" not in item) or exchange_id_of(item) is not None
+        return ("role" not in item and ("message" in item or "choices" in item)) or exchange_id_of(item) is not None
     if _is_langchain(item):
         return item.type in ("ai", "AIMessageChunk")
-    return getattr(item, "message", None) is not None
+    return getattr(item, "message", None) is not None or getattr(item, "choices", None) is not None
 
 
 def exchange_id_of(item: Any) -> str | None:
@@ -81,10 +83,13 @@ def exchange_id_of(item: Any) -> str | None:
 
 def has_logprobs(item: Any) -> bool:
     """Whether the answer carries log-probabilities or token ids of its own."""
-    return bool(_get(item, "logprobs") or _get(item, "token_ids"))
+    return any(_get(holder, "logprobs") or _get(holder, "token_ids") for holder in _holders(item))
 
 
 def _holders(item: Any) -> Iterator[Any]:
+    choices = _get(item, "choices")
+    if isinstance(choices, list) and len(choices) == 1:
+        yield from _holders(choices[0])
     yield item
     for name in ("message", "provider_specific_fields", "response_metadata"):
         holder = _get(item, name)
@@ -93,6 +98,16 @@ def _holders(item: Any) -> Iterator[Any]:
             inner = _get(holder, "provider_specific_fields")
             if inner is not None:
                 yield inner
+
+
+def _only_choice(item: Any, where: str) -> Any:
+    """The choice of a completion; None where `item` is something else."""
+    choices = None if _get(item, "role") else _get(item, "choices")
+    if not isinstance(choices, list):
+        return None
+    if len(choices) != 1:
+        raise DataError(f"{where} is a completion with {len(choices)} choices; append the one you went on with")
+    return choices[0]
 
 
 def _get(holder: Any, name: str) -> Any:

@@ -14,7 +14,7 @@ from art_core.claims import attach_exchanges
 from art_core.config import TrainConfig
 from art_core.control import ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
-from art_core.moving import refuse_unknown
+from art_core.moving import missing_method, refuse_unknown
 from art_core.outcomes import best_step, error_counts, group_metrics, named_metrics, skip_reason
 from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
@@ -145,6 +145,9 @@ class TrainableModel:
         self.base_model = base_model
         self.config = dict(config or {})
         self._registered: _Registered | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_method(name)
 
     def __repr__(self) -> str:
         return f"TrainableModel(name={self.name!r}, project={self.project!r}, base_model={self.base_model!r})"

@@ -31,6 +31,17 @@ NAMES: dict[str, str] = {
 }
 """Attributes of the package."""
 
+_METHODS: dict[str, str] = {
+    "litellm_completion_params": "give litellm model=f'hosted_vllm/{model.get_inference_name()}', "
+    "api_base=model.inference_base_url and api_key=model.inference_api_key",
+    "merge_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
+    "overwrite_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
+    "read_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
+    "train_sft": "supervised training has no public call yet",
+    "update_wandb_config": "metrics are in the run folder",
+    "write_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
+}
+
 _OPTIONS: dict[str, dict[str, str]] = {
     "Model": {
         "base_path": "art_core.LocalBackend(path=...) says where runs are kept",
@@ -78,6 +89,12 @@ def refuse_unknown(where: str, unknown: Mapping[str, Any]) -> None:
     for name in sorted(unknown):
         instead = hint(where, name)
         raise ConfigError(f"{where} has no argument {name!r}" + (f": {instead}" if instead else ""))
+
+
+def missing_method(name: str) -> AttributeError:
+    """What reading `model.<name>` raises."""
+    instead = _METHODS.get(name)
+    return AttributeError(f"TrainableModel has no {name!r}" + (f": {instead}" if instead else ""))
 
 
 def missing_name(name: str) -> AttributeError:
