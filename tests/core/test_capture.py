@@ -6,9 +6,10 @@ import asyncio
 import contextvars
 import logging
 import pickle
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from openai import AsyncOpenAI, NotFoundError, OpenAI
@@ -226,6 +227,125 @@ async def test_an_agent_with_an_event_loop_of_its_own_in_a_thread(model: art.Tra
         for name in "ab":
             await asyncio.to_thread(lambda name=name: asyncio.run(ask(client, name)))  # type: ignore[misc]
     assert texts(trajectory) == ["HERE", "A", "B"]
+
+
+async def test_a_rollout_that_times_out_leaves_no_open_record_and_can_be_retried(
+    model: art.TrainableModel, backend: InProcessBackend
+) -> None:
+    attempts: list[art.Trajectory] = []
+
+    async def rollout() -> art.Trajectory:
+        async with art.capture(model) as trajectory:
+            attempts.append(trajectory)
+            await ask(model.openai_client(), "a")
+            if len(attempts) == 1:
+                await asyncio.sleep(60)
+        return trajectory
+
+    (made,) = await art.gather_trajectories([rollout], timeout_s=2, max_retries=1)
+    assert made is attempts[1]
+    assert [texts(trajectory) for trajectory in attempts] == [["A"], ["A"]]
+    assert attempts[0].id != attempts[1].id
+    for trajectory in attempts:
+        with pytest.raises(UnknownTrajectoryError):
+            await backend.close_trajectory(trajectory.id)
+
+
+async def test_a_second_cancellation_while_the_record_is_closed_changes_nothing(
+    model: art.TrainableModel, backend: InProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing, go = asyncio.Event(), asyncio.Event()
+    close = backend.close_trajectory
+
+    async def slow_close(trajectory_id: str) -> list[art.Exchange]:
+        closing.set()
+        await go.wait()
+        return await close(trajectory_id)
+
+    monkeypatch.setattr(backend, "close_trajectory", slow_close)
+    kept: list[art.Trajectory] = []
+
+    async def rollout() -> None:
+        async with art.capture(model) as trajectory:
+            kept.append(trajectory)
+            await ask(model.openai_client(), "a")
+
+    task = asyncio.create_task(rollout())
+    await closing.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert texts(kept[0]) == ["A"]
+
+
+async def test_a_record_that_cannot_be_fetched_is_an_error_unless_the_rollout_failed_itself(
+    model: art.TrainableModel, backend: InProcessBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def rollout(error: Exception | None) -> None:
+        async with art.capture(model) as trajectory:
+            await backend.close_trajectory(trajectory.id)
+            if error:
+                raise error
+
+    with pytest.raises(UnknownTrajectoryError, match="is not open"):
+        await rollout(None)
+    with pytest.raises(RuntimeError, match="agent broke"):
+        await rollout(RuntimeError("agent broke"))
+    assert "is lost" in caplog.text
+
+
+def test_a_script_without_an_event_loop() -> None:
+    """The server lives in another thread; the script registers with `asyncio.run` and is synchronous from then on."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    backend = InProcessBackend(last_message)
+
+    class FromOutside:
+        """Carries calls into the loop of the server, as HTTP would."""
+
+        api_key = None
+
+        @property
+        def base_url(self) -> str:
+            return backend.base_url
+
+        def __getattr__(self, name: str) -> Any:
+            async def call(*args: Any) -> Any:
+                done = asyncio.run_coroutine_threadsafe(getattr(backend, name)(*args), loop)
+                return await asyncio.wrap_future(done)
+
+            return call
+
+    model = art.TrainableModel(name="clerk", project="shop", base_model="scripted")
+    try:
+        asyncio.run(model.register(cast(art.Backend, FromOutside())))
+        with art.capture(model) as trajectory:
+            ask_sync(model.sync_openai_client(), "a")
+        assert texts(trajectory) == ["A"]
+    finally:
+        asyncio.run_coroutine_threadsafe(backend.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+async def test_the_address_may_be_spelled_in_any_way(backend: InProcessBackend) -> None:
+    model = art.TrainableModel(name="clerk", project="shop", base_model="scripted")
+
+    class Spelled(InProcessBackend):
+        @property
+        def base_url(self) -> str:
+            return super().base_url.replace("http://127", "HTTP://127") + "/"
+
+    async with Spelled(last_message) as spelled:
+        await model.register(spelled)
+        async with art.capture(model) as trajectory:
+            await ask(model.openai_client(), "a")
+    assert texts(trajectory) == ["A"]
 
 
 async def test_streams_are_recorded_too(model: art.TrainableModel) -> None:

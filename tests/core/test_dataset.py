@@ -60,3 +60,8 @@ def test_resuming_gives_exactly_the_rest(
 def test_impossible_arguments_are_refused_at_once(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         iterate_dataset([1], **arguments)
+
+
+def test_a_generator_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dataset is a generator; wanted a list"):
+        iterate_dataset(x for x in "ab")  # type: ignore[arg-type]

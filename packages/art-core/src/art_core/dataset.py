@@ -43,6 +43,8 @@ def iterate_dataset(
         ConfigError: a number out of range, or an argument that does not exist.
     """
     refuse_unknown("iterate_dataset", unknown)
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ConfigError(f"dataset is a {type(dataset).__name__}; wanted a list, which has a length and an order")
     for name, value, least in (
         ("groups_per_step", groups_per_step, 1),
         ("num_epochs", num_epochs, 0),

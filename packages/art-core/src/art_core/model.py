@@ -53,6 +53,9 @@ class Model:
         self._api_key = inference_api_key
         self._inference_name = inference_model_name or name
 
+    def __getattr__(self, name: str) -> Any:
+        raise missing_method("Model", name)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(name={self.name!r}, project={self.project!r})"
 
@@ -147,7 +150,7 @@ class TrainableModel:
         self._registered: _Registered | None = None
 
     def __getattr__(self, name: str) -> Any:
-        raise missing_method(name)
+        raise missing_method("TrainableModel", name)
 
     def __repr__(self) -> str:
         return f"TrainableModel(name={self.name!r}, project={self.project!r}, base_model={self.base_model!r})"

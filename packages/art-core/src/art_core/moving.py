@@ -42,6 +42,12 @@ _METHODS: dict[str, str] = {
     "write_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
 }
 
+_OF_TRAINABLE = ("backend", "delete_checkpoints", "get_step", "log", "register", "train")
+_ONLY_TRAINABLE = (
+    "only a TrainableModel has a backend, steps and a run folder; log what another model did with that one's "
+    "model.log(groups, split='val/<name>')"
+)
+
 _OPTIONS: dict[str, dict[str, str]] = {
     "Model": {
         "base_path": "art_core.LocalBackend(path=...) says where runs are kept",
@@ -91,10 +97,10 @@ def refuse_unknown(where: str, unknown: Mapping[str, Any]) -> None:
         raise ConfigError(f"{where} has no argument {name!r}" + (f": {instead}" if instead else ""))
 
 
-def missing_method(name: str) -> AttributeError:
-    """What reading `model.<name>` raises."""
-    instead = _METHODS.get(name)
-    return AttributeError(f"TrainableModel has no {name!r}" + (f": {instead}" if instead else ""))
+def missing_method(kind: str, name: str) -> AttributeError:
+    """What reading `model.<name>` raises, where `kind` is the model's class."""
+    instead = _METHODS.get(name) or (_ONLY_TRAINABLE if kind == "Model" and name in _OF_TRAINABLE else None)
+    return AttributeError(f"{kind} has no {name!r}" + (f": {instead}" if instead else ""))
 
 
 def missing_name(name: str) -> AttributeError:

@@ -62,19 +62,15 @@ def leave(scope: Scope) -> None:
             del _open[scope.model]
 
 
-def address(model: ServedModel, url: str) -> str:
-    """Where a request of a client of `model` to `url` goes from this context.
+def address_of_call(model: ServedModel) -> str | None:
+    """The base URL that a call of `model` from this context is recorded under; None outside every capture of it.
 
-    Only requests to the model's own `/v1` are led elsewhere. One that belongs to no capture is counted on those that
-    are open.
+    A call that belongs to no capture is counted on those of its model that are open.
     """
-    prefix = f"{model.root}/v1/"
-    if not url.startswith(prefix):
-        return url
     scope = current_scope(model)
     if scope is not None:
-        return f"{scope.base_url}/{url.removeprefix(prefix)}"
+        return scope.base_url
     with _lock:
         for other in _open.get(model, ()):
             other.num_outside += 1
-    return url
+    return None

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 
 import httpx2
 
-from art_core.scope import ServedModel, address
+from art_core.scope import ServedModel, address_of_call
 
 # How many calls run at once is for the rollouts to say, not for the client.
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=5.0)
@@ -40,20 +40,22 @@ class AsyncModelTransport(httpx2.AsyncBaseTransport):
         pool = httpx2.AsyncHTTPTransport(limits=_LIMITS, proxy=_proxy(self._model.root), verify=_verify(self._model))
         # A runner closes the asynchronous generators that are left when it closes its loop: the one place where
         # connections that outlive every call can still be closed.
-        closer = _closing(pool)
+        closer = self._until_the_loop_ends(loop, pool)
         self._pools[loop] = (pool, closer)
         await anext(closer)
         return pool
 
+    async def _until_the_loop_ends(
+        self, loop: asyncio.AbstractEventLoop, pool: httpx2.AsyncHTTPTransport
+    ) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            del self._pools[loop]
+            await pool.aclose()
+
     async def aclose(self) -> None:
         """Nothing: clients share these connections."""
-
-
-async def _closing(pool: httpx2.AsyncHTTPTransport) -> AsyncGenerator[None, None]:
-    try:
-        yield
-    finally:
-        await pool.aclose()
 
 
 class ModelTransport(httpx2.BaseTransport):
@@ -79,10 +81,11 @@ class ModelTransport(httpx2.BaseTransport):
 
 
 def _lead(request: httpx2.Request, model: ServedModel) -> None:
+    """Lead a request to the model's own `/v1` to the capture that it is made in; others stay as they are."""
+    own = str(httpx2.URL(f"{model.root}/v1/"))
     url = str(request.url)
-    wanted = address(model, url)
-    if wanted != url:
-        request.url = httpx2.URL(wanted)
+    if url.startswith(own) and (base_url := address_of_call(model)) is not None:
+        request.url = httpx2.URL(f"{base_url}/{url.removeprefix(own)}")
         request.headers["Host"] = request.url.netloc.decode("ascii")
 
 
