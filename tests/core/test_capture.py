@@ -227,6 +227,8 @@ async def test_an_agent_with_an_event_loop_of_its_own_in_a_thread(model: art.Tra
         for name in "ab":
             await asyncio.to_thread(lambda name=name: asyncio.run(ask(client, name)))  # type: ignore[misc]
     assert texts(trajectory) == ["HERE", "A", "B"]
+    assert model._registered is not None
+    assert list(model._registered.transport._pools) == [asyncio.get_running_loop()]
 
 
 async def test_a_rollout_that_times_out_leaves_no_open_record_and_can_be_retried(

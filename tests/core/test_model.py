@@ -308,6 +308,28 @@ async def test_a_trajectory_of_many_rows_counts_once_in_its_group(
     assert [row.advantage for row in backend.trainer.steps[0][0]] == [0.5, 0.5, 0.5, -0.5]
 
 
+async def test_a_history_that_is_compacted_gives_two_rows_of_what_was_sent(
+    model: art.TrainableModel, backend: InProcessBackend
+) -> None:
+    async with art.capture(model) as trajectory:
+        messages: list[Any] = [USER]
+        for turn in range(5):
+            if turn == 3:
+                messages = [{"role": "user", "content": "summary"}]
+            choice = await answer(model, messages)
+            messages = [*messages, choice.message.model_dump(exclude_none=True), USER]
+        trajectory.reward = 1.0
+    prompts = [prompt for prompt, _ in backend.engine.requests]
+    assert [exchange.prompt_ids for exchange in trajectory.exchanges] == prompts
+    assert [len(history.messages()) for history in (trajectory, *trajectory.additional_histories)] == [6, 4]
+    await model.train([art.TrajectoryGroup([trajectory, await captured(model, 0.0)])], scale_rewards=False)
+    rows = backend.trainer.steps[0][0]
+    assert [row.advantage for row in rows] == [0.5, 0.5, -0.5]
+    assert trained_text(backend)[:2] == [
+        "".join(f"answer {number}<|im_end|>" for number in numbers) for numbers in ((0, 1, 2), (3, 4))
+    ]
+
+
 # Options, names, addresses
 
 
