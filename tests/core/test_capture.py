@@ -396,4 +396,4 @@ async def test_models_that_are_not_registered_or_not_ours_are_refused() -> None:
         async with art.capture(model):
             pass
     with pytest.raises(ConfigError, match="cannot be captured"):
-        art.capture(art.Model(name="gpt"))  # type: ignore[arg-type]
+        art.capture(art.Model(name="gpt"))

@@ -46,6 +46,7 @@ async def test_litellm_plain_and_streamed(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import litellm
+        from litellm.llms.custom_httpx.async_client_cleanup import close_litellm_async_clients
 
         call = {
             "model": f"hosted_vllm/{model.get_inference_name()}",
@@ -57,7 +58,7 @@ async def test_litellm_plain_and_streamed(
         chunks = [chunk async for chunk in await litellm.acompletion(**call, stream=True)]
         streamed = litellm.stream_chunk_builder(chunks)
         await trains(model, backend, plain.choices[0], streamed)
-        await litellm.close_litellm_async_clients()
+        await close_litellm_async_clients()  # type: ignore[no-untyped-call]
 
 
 async def test_langchain(model: art.TrainableModel, backend: InProcessBackend) -> None:
@@ -79,7 +80,7 @@ async def test_langchain(model: art.TrainableModel, backend: InProcessBackend) -
         assert trajectory.exchanges == []  # a client of its own, made outside: it keeps its address
     merged = chunks[0]
     for chunk in chunks[1:]:
-        merged = merged + chunk  # type: ignore[assignment]
+        merged = merged + chunk
     group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[USER, merged], reward=1.0)])
     with pytest.raises(DataError, match=r"messages_and_choices\[1\] is a choice that carries no exchange id"):
         await model.train([group])

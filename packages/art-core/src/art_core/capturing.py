@@ -20,6 +20,7 @@ from art_core.types import Exchange, RolloutError
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
+_told: set[str] = set()
 
 
 class Capturable(Protocol):
@@ -152,8 +153,12 @@ class Capture:
             trajectory.tools = main.tools
             trajectory.additional_histories = others
         outside = self._scope.num_outside if self._scope is not None else 0
-        if outside:
-            trajectory.metrics["capture/calls_outside"] = outside
+        if not outside:
+            return
+        trajectory.metrics["capture/calls_outside"] = outside
+        # Rollouts of the explicit style beside this one, or an evaluation, are no mistake: one warning is enough then.
+        if not exchanges or self._model.name not in _told:
+            _told.add(self._model.name)
             _logger.warning(
                 "while trajectory %s was recorded (%d calls), %d calls of model %r were made in no capture; a "
                 "thread pool does not hand on the context: where they belong to a rollout, submit "
