@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import datetime
 import json
 import multiprocessing
 import os
@@ -8,7 +7,7 @@ import resource
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -159,24 +158,15 @@ class Unwritable:
         return "Unwritable()"
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "blamed"),
-    [
-        ("metadata", ValueError("gone"), "metadata cannot be written"),
-        ("metadata", Unwritable(), "metadata cannot be written"),
-        ("metadata", float("nan"), "metadata cannot be written"),
-        ("metadata", b"\xff", "metadata cannot be written"),
-        ("metrics", float("nan"), r"metrics\.x is nan"),
-        ("metrics", "high", r"metrics\.x is 'high'"),
-    ],
-)
-def test_one_trajectory_that_cannot_be_written_is_named_and_the_others_are_kept(
-    tmp_path: Path, field: str, value: object, blamed: str
-) -> None:
+@pytest.mark.parametrize("value", [ValueError("gone"), Unwritable(), float("nan"), b"\xff"])
+def test_one_trajectory_that_cannot_be_written_is_named_and_the_others_are_kept(tmp_path: Path, value: object) -> None:
     bad = trajectory("bad")
-    getattr(bad, field)["x"] = value
+    nested: dict[str, Any] = {}
+    bad.metadata["x"] = nested
+    cast("dict[str, Any]", bad.metadata["x"])["y"] = value  # what is set inside a value is not checked when it is set
+    blamed = "1 of 3 trajectories were not kept: trajectory 'bad': metadata"
     with ModelRun.open(tmp_path, "p", "m") as one:
-        with pytest.raises(DataError, match=f"1 of 3 trajectories were not kept: trajectory 'bad': {blamed}"):
+        with pytest.raises(DataError, match=blamed):
             one.log_groups("val", 0, [group(trajectory("a"), bad, trajectory("b"))])
         assert [t.id for t in one.trajectories()] == ["a", "b"]
         assert one.summaries()[0].counts.trajectories == 2
@@ -192,22 +182,12 @@ def test_half_a_surrogate_pair_in_a_key_of_a_message_is_refused_by_the_field(tmp
 
 def test_a_group_that_cannot_be_written_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
     bad = group(trajectory("a"), trajectory("b"), scenario_id="s9")
-    bad.metadata["x"] = Unwritable()  # type: ignore[assignment]
+    bad.metadata["x"] = {}
+    cast("dict[str, Any]", bad.metadata["x"])["y"] = Unwritable()
     with ModelRun.open(tmp_path, "p", "m") as one:
         with pytest.raises(DataError, match="2 of 3 trajectories were not kept: group 's9'"):
             one.log_groups("val", 0, [bad, group(trajectory("c"))])
         assert [t.id for t in one.trajectories()] == ["c"]
-
-
-def test_values_with_a_json_form_are_written_in_it(tmp_path: Path) -> None:
-    one = trajectory("a")
-    one.metadata.update({"when": datetime.datetime(2020, 1, 2), "where": Path("x/y"), "which": {3}})  # type: ignore[dict-item]
-    one.messages_and_choices = [{"role": "user", "content": "hi", "at": datetime.date(2020, 1, 2)}]
-    with ModelRun.open(tmp_path, "p", "m") as writer:
-        writer.log_groups("val", 0, [group(one)])
-        (read,) = writer.trajectories()
-    assert read.metadata == {"when": "2020-01-02T00:00:00", "where": "x/y", "which": [3]}
-    assert read.messages_and_choices == [{"role": "user", "content": "hi", "at": "2020-01-02"}]
 
 
 def test_a_run_is_locked_and_says_when_it_is_another_models(tmp_path: Path) -> None:

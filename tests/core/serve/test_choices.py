@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI, InternalServerError
 
-from art_core.carriers import choice_exchange_id, exchange_id_of, new_call_id, tool_call_id
+from art_core.carriers import choice_exchange_id, exchange_id_of, fingerprint, new_call_id, tool_call_id
 from art_core.errors import EngineClosedError
 from art_core.protocols import Engine
 from art_core.serve.requests import choice_seed
@@ -155,12 +155,13 @@ async def test_the_id_of_the_completion_and_of_its_calls_carry_the_exchange(setu
 def test_every_carrier_gives_its_exchange_back_within_openais_length(num_choices: int, call: int) -> None:
     call_id = new_call_id()
     exchange_id = choice_exchange_id(call_id, num_choices - 1, num_choices=num_choices)
-    carriers = [exchange_id, tool_call_id(exchange_id, call), f"chatcmpl-{exchange_id}", f"cmpl-{exchange_id}"]
+    carriers = [fingerprint(exchange_id), tool_call_id(exchange_id, call)]
+    carriers += [f"chatcmpl-{exchange_id}", f"cmpl-{exchange_id}"]
     assert [exchange_id_of(carrier) for carrier in carriers] == [exchange_id] * 4
     assert len(tool_call_id(exchange_id, call)) <= 40
 
 
-@pytest.mark.parametrize("other", ["", "call_abc", "chatcmpl-9xYz", "call_0", "lc_run--0190", "x" * 24])
+@pytest.mark.parametrize("other", ["", "call_abc", "chatcmpl-9xYz", "call_0", "lc_run--0190", "x" * 24, "0" * 24])
 def test_ids_of_others_carry_nothing(other: str) -> None:
     assert exchange_id_of(other) is None
 

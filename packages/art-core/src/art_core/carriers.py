@@ -22,7 +22,7 @@ import re
 import secrets
 
 _ID = r"[0-9a-f]{24}(?:-\d{1,3})?"
-_CARRIER = re.compile(rf"(?:chatcmpl-|cmpl-|fp_)?({_ID})|call_({_ID})_\d+")
+_CARRIER = re.compile(rf"(?:chatcmpl-|cmpl-|fp_)({_ID})|call_({_ID})_\d+")
 
 
 def new_call_id() -> str:

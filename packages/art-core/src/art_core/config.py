@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from art_core.errors import ConfigError
+from art_core.moving import hint
 from art_core.types import LossName, Objective
 
 
@@ -45,5 +46,7 @@ class TrainConfig:
         names = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(set(options) - set(names))
         if unknown:
-            raise ConfigError(f"train has no option {unknown[0]!r}; its options are {names}")
+            instead = hint("train", unknown[0])
+            meant = f": {instead}" if instead else ""
+            raise ConfigError(f"train has no option {unknown[0]!r}{meant}; its options are {names}")
         return dataclasses.replace(config or cls(), **options)

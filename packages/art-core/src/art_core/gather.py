@@ -3,54 +3,349 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
-from art_core.errors import ConfigError
-from art_core.trajectories import Trajectory
+from art_core.errors import ConfigError, DataError, InfrastructureError
+from art_core.moving import refuse_unknown
+from art_core.progress import Progress
+from art_core.trajectories import PendingGroup, Rollout, Trajectory, TrajectoryGroup, discard
 from art_core.types import RolloutError
+
+T = TypeVar("T")
+AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
 
 
 async def gather_rollouts(
-    rollouts: Sequence[Callable[[], Awaitable[Trajectory]]],
+    rollouts: Iterable[Callable[[], Awaitable[T]]],
     *,
-    max_concurrency: int,
+    max_concurrency: int | None,
     timeout_s: float | None = None,
-    failed: Callable[[int, RolloutError], Trajectory],
+    max_retries: int = 0,
+    failed: Callable[[int, RolloutError], T],
     fatal: Callable[[Exception], bool] = lambda _: False,
-    on_done: Callable[[Trajectory], None] = lambda _: None,
-) -> list[Trajectory]:
-    """Run `rollouts`, at most `max_concurrency` at a time, and return their trajectories in input order.
+    on_done: Callable[[T], None] = lambda _: None,
+    on_retry: Callable[[int, RolloutError], None] = lambda _, __: None,
+) -> list[T]:
+    """Run `rollouts`, at most `max_concurrency` at a time, and return what they give in input order.
 
-    A rollout that raises, or takes longer than `timeout_s`, becomes `failed(index, error)`; the others go on. An
-    exception that is `fatal` cancels all and is raised. Cancelling this call cancels every rollout. `on_done` is
-    called for each trajectory as it arrives, in order of arrival.
+    `rollouts` is consumed as places become free. A rollout that raises, or takes longer than `timeout_s`, is run again
+    up to `max_retries` times, each time told to `on_retry(index, error)`, and then becomes `failed(index, error)`; the
+    others go on. An exception that is `fatal`, or that `on_done` raises, cancels all and is raised. Cancelling this
+    call cancels every rollout. `on_done` is called for each result as it arrives, in order of arrival.
     """
-    if max_concurrency < 1:
+    if max_concurrency is not None and max_concurrency < 1:
         raise ConfigError(f"max_concurrency is {max_concurrency}; wanted 1 or more")
-    slots = asyncio.Semaphore(max_concurrency)
-    results: list[Trajectory | None] = [None] * len(rollouts)
+    slots = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+    results: dict[int, T] = {}
 
-    async def run(index: int) -> None:
-        async with slots:
-            try:
-                async with asyncio.timeout(timeout_s) as limit:
-                    trajectory = await rollouts[index]()
-            except Exception as error:
-                late = isinstance(error, TimeoutError) and limit.expired()
-                if not late and fatal(error):
-                    raise
-                message = f"no result after {timeout_s} s" if late and not str(error) else str(error)
-                trajectory = failed(index, RolloutError(kind=type(error).__name__, message=message))
-        results[index] = trajectory
-        on_done(trajectory)
+    async def attempt(rollout: Callable[[], Awaitable[T]]) -> T | RolloutError:
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                return await rollout()
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return RolloutError(kind=type(error).__name__, message=str(error) or "something inside was cancelled")
+        except Exception as error:
+            late = isinstance(error, TimeoutError) and limit.expired()
+            if not late and fatal(error):
+                raise
+            message = f"no result after {timeout_s} s" if late and not str(error) else str(error)
+            return RolloutError(kind=type(error).__name__, message=message)
+
+    async def run(index: int, rollout: Callable[[], Awaitable[T]]) -> None:
+        try:
+            outcome = await attempt(rollout)
+            for _ in range(max_retries):
+                if not isinstance(outcome, RolloutError):
+                    break
+                on_retry(index, outcome)
+                outcome = await attempt(rollout)
+        finally:
+            if slots is not None:
+                slots.release()
+        results[index] = failed(index, outcome) if isinstance(outcome, RolloutError) else outcome
+        on_done(results[index])
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            for index in range(len(rollouts)):
-                tasks.create_task(run(index))
+            waiting = iter(rollouts)
+            index = 0
+            while True:
+                if slots is not None:
+                    await slots.acquire()
+                try:
+                    rollout = next(waiting)
+                except StopIteration:
+                    break
+                tasks.create_task(run(index, rollout))
+                index += 1
     except BaseExceptionGroup as group:
         raise _first_leaf(group) from group
-    return [trajectory for trajectory in results if trajectory is not None]
+    return [results[index] for index in range(len(results))]
+
+
+async def gather_trajectories(
+    rollouts: Iterable[Rollout],
+    *,
+    max_concurrent: int | None = None,
+    timeout_s: float | None = None,
+    max_retries: int = 0,
+    max_exceptions: int | float | None = None,
+    pbar_desc: str | None = "gather",
+    on_done: Callable[[Trajectory], None] = lambda _: None,
+    **unknown: Any,
+) -> list[Trajectory]:
+    """Run `rollouts` and return their trajectories in input order.
+
+    Arguments as for `gather_trajectory_groups`.
+
+    Raises:
+        ConfigError, DataError, InfrastructureError: as for `gather_trajectory_groups`.
+    """
+    refuse_unknown("gather_trajectories", unknown)
+    limits = _Limits(max_concurrent, timeout_s, max_retries, max_exceptions)
+    with Progress(pbar_desc) as progress:
+        work = _Gathering(rollouts, of_groups=False, limits=limits, after_each=None, on_done=on_done, progress=progress)
+        await work.run()
+    return [member for slot in work.slots for member in slot.members if isinstance(member, Trajectory)]
+
+
+async def gather_trajectory_groups(
+    groups: Iterable[PendingGroup | TrajectoryGroup | Awaitable[TrajectoryGroup]],
+    *,
+    max_concurrent: int | None = None,
+    timeout_s: float | None = None,
+    max_retries: int = 0,
+    max_exceptions: int | float | None = None,
+    after_each: AfterEach | None = None,
+    pbar_desc: str | None = "gather",
+    on_done: Callable[[Trajectory], None] = lambda _: None,
+    **unknown: Any,
+) -> list[TrajectoryGroup]:
+    """Run the rollouts of `groups` and return the groups in input order, their trajectories in the order of rollouts.
+
+    `groups` may be a generator: its groups are made as places become free. At most `max_concurrent` rollouts, over all
+    groups, run at once. A rollout that raises, or takes longer than `timeout_s`, becomes a trajectory with that error;
+    it is never a reward of 0. With `max_retries`, it is run again before that, which needs functions instead of
+    coroutines: `TrajectoryGroup(functools.partial(rollout, model, task) for _ in range(8))`; the metric `retries` of
+    its trajectory counts them. An awaitable that gives a whole group counts as one rollout.
+
+    More than `max_exceptions` failures (a number, or a share of all rollouts between 0 and 1) end it; None allows any
+    number. `after_each` is awaited with each whole group, to score it for example; what it returns stands in the
+    group's place: a group, several, or None for nothing. What it raises ends it. `on_done` is told of each trajectory
+    as it arrives. Progress goes to stderr under `pbar_desc`: a bar on a terminal, else a line every ten seconds; None
+    shows nothing.
+
+    When it ends early, also by cancellation, rollouts that run are cancelled and those that wait are closed.
+
+    Raises:
+        ConfigError: an argument that does not exist or is out of range, or retries of something that runs only once.
+        DataError: a rollout gives something else than a trajectory.
+        InfrastructureError: more failures than `max_exceptions`.
+    """
+    refuse_unknown("gather_trajectory_groups", unknown)
+    limits = _Limits(max_concurrent, timeout_s, max_retries, max_exceptions)
+    with Progress(pbar_desc) as progress:
+        work = _Gathering(
+            groups, of_groups=True, limits=limits, after_each=after_each, on_done=on_done, progress=progress
+        )
+        await work.run()
+    return [group for slot in work.slots for group in slot.groups]
+
+
+@dataclass(frozen=True)
+class _Limits:
+    max_concurrent: int | None
+    timeout_s: float | None
+    max_retries: int
+    max_exceptions: int | float | None
+
+    def __post_init__(self) -> None:
+        if self.max_concurrent is not None and self.max_concurrent < 1:
+            raise ConfigError(f"max_concurrent is {self.max_concurrent}; wanted 1 or more, or None for no limit")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise ConfigError(f"timeout_s is {self.timeout_s}; wanted seconds above 0, or None for no limit")
+        if self.max_retries < 0:
+            raise ConfigError(f"max_retries is {self.max_retries}; wanted 0 or more")
+        if self.max_exceptions is not None and not self.max_exceptions >= 0:
+            raise ConfigError(f"max_exceptions is {self.max_exceptions}; wanted 0 or more, or None for any number")
+
+
+@dataclass(eq=False)
+class _Slot:
+    """The place of one input in the result. `pending` is None where the input is one rollout or an awaitable group."""
+
+    pending: PendingGroup | None
+    num_left: int
+    members: list[Trajectory | TrajectoryGroup | None]
+    groups: list[TrajectoryGroup] = field(default_factory=list)
+
+    def whole(self) -> TrajectoryGroup:
+        if self.pending is not None:
+            return self.pending.complete([member for member in self.members if isinstance(member, Trajectory)])
+        (member,) = self.members
+        assert member is not None
+        return TrajectoryGroup([member]) if isinstance(member, Trajectory) else member
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    index: int
+    result: Trajectory | TrajectoryGroup
+
+
+class _StopError(Exception):
+    """Ends the gather with `reason`; what rollouts raise of their own does not."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class _Gathering:
+    """One call of `gather_trajectories` (`of_groups` False) or `gather_trajectory_groups`."""
+
+    def __init__(
+        self,
+        inputs: Iterable[Any],
+        *,
+        of_groups: bool,
+        limits: _Limits,
+        after_each: AfterEach | None,
+        on_done: Callable[[Trajectory], None],
+        progress: Progress,
+    ) -> None:
+        self._inputs = inputs
+        self._source = iter(inputs)
+        self._of_groups = of_groups
+        self._limits = limits
+        self._after_each = after_each
+        self._on_done = on_done
+        self._progress = progress
+        self._places: list[tuple[_Slot, int]] = []
+        self._runs_once: list[Any] = []
+        self._retries: dict[int, list[RolloutError]] = {}
+        self._num_failed = 0
+        self._all_known = False
+        self.slots: list[_Slot] = []
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as self._scoring:
+                await gather_rollouts(
+                    self._units(),
+                    max_concurrency=self._limits.max_concurrent,
+                    timeout_s=self._limits.timeout_s,
+                    max_retries=self._limits.max_retries,
+                    failed=lambda index, error: _Outcome(index, Trajectory(error=error)),
+                    fatal=lambda error: isinstance(error, _StopError),
+                    on_done=self._arrived,
+                    on_retry=lambda index, error: self._retries.setdefault(index, []).append(error),
+                )
+        except BaseExceptionGroup as group:
+            error = _first_leaf(group)
+            raise (error.reason if isinstance(error, _StopError) else error) from None
+        finally:
+            self._let_go()
+
+    def _units(self) -> Iterator[Callable[[], Awaitable[_Outcome]]]:
+        """Every rollout in order. An input is taken from the source when the first of its rollouts is asked for."""
+        for item in self._source:
+            pending = item if isinstance(item, PendingGroup) else None
+            rollouts = [item] if pending is None else list(pending.rollouts)
+            self._runs_once += [rollout for rollout in rollouts if not callable(rollout)]
+            slot = _Slot(pending, len(rollouts), [None] * len(rollouts))
+            self.slots.append(slot)
+            if self._of_groups and isinstance(item, TrajectoryGroup):
+                slot.num_left, slot.members = 0, [item]
+                self._scoring.create_task(self._finish(slot))
+                continue
+            self._progress.expect(len(rollouts))
+            for position, rollout in enumerate(rollouts):
+                self._places.append((slot, position))
+                yield self._unit(len(self._places) - 1, rollout)
+        self._all_known = True
+        self._check_failures()
+
+    def _unit(self, index: int, rollout: Any) -> Callable[[], Awaitable[_Outcome]]:
+        wanted: type = Trajectory if self._places[index][0].pending or not self._of_groups else TrajectoryGroup
+        if not callable(rollout) and not isinstance(rollout, Awaitable):
+            raise DataError(f"{self._named(index)} is a {type(rollout).__name__}; wanted a coroutine or a function")
+        if self._limits.max_retries and not callable(rollout):
+            raise ConfigError(
+                f"{self._named(index)} is a {type(rollout).__name__}, which can run only once, and max_retries is "
+                f"{self._limits.max_retries}; give functions without arguments, such as "
+                "functools.partial(rollout, model, task), or leave max_retries at 0"
+            )
+
+        async def run() -> _Outcome:
+            result = await (rollout() if callable(rollout) else rollout)
+            if not isinstance(result, wanted):
+                raise _StopError(
+                    DataError(
+                        f"{self._named(index)} gave {type(result).__name__}; wanted a {wanted.__name__}: "
+                        "let the rollout return it"
+                    )
+                )
+            return _Outcome(index, cast("Trajectory | TrajectoryGroup", result))
+
+        return run
+
+    def _named(self, index: int) -> str:
+        slot, position = self._places[index]
+        number = self.slots.index(slot)
+        return f"rollout {number}" if slot.pending is None else f"rollout {position} of group {number}"
+
+    def _arrived(self, outcome: _Outcome) -> None:
+        slot, position = self._places[outcome.index]
+        slot.members[position] = outcome.result
+        slot.num_left -= 1
+        trajectories = [outcome.result] if isinstance(outcome.result, Trajectory) else list(outcome.result)
+        if errors := self._retries.pop(outcome.index, None):
+            for trajectory in trajectories:
+                trajectory.metrics["retries"] = len(errors)
+                trajectory.logs += [f"attempt {n} failed: {e.kind}: {e.message}" for n, e in enumerate(errors, 1)]
+        num_failed = sum(trajectory.error is not None for trajectory in trajectories)
+        self._num_failed += num_failed
+        self._progress.advance(failed=num_failed > 0)
+        for trajectory in trajectories:
+            self._on_done(trajectory)
+        self._check_failures()
+        if slot.num_left == 0 and self._of_groups:
+            self._scoring.create_task(self._finish(slot))
+
+    def _check_failures(self) -> None:
+        allowed = self._limits.max_exceptions
+        if allowed is None:
+            return
+        if 0 < allowed < 1:
+            if not self._all_known:
+                return
+            allowed *= len(self._places)
+        if self._num_failed > allowed:
+            errors = [m.error for s in self.slots for m in s.members if isinstance(m, Trajectory) and m.error]
+            last = f"; one of them: {errors[-1].kind}: {errors[-1].message}" if errors else ""
+            raise InfrastructureError(
+                f"{self._num_failed} rollouts failed, and max_exceptions is {self._limits.max_exceptions}{last}"
+            )
+
+    async def _finish(self, slot: _Slot) -> None:
+        group = slot.whole()
+        scored = group if self._after_each is None else await self._after_each(group)
+        slot.groups = [] if scored is None else [scored] if isinstance(scored, TrajectoryGroup) else list(scored)
+
+    def _let_go(self) -> None:
+        """Close what was never run: Python reports coroutines that nobody awaited."""
+        discard(self._runs_once)
+        if isinstance(self._inputs, Generator):
+            self._inputs.close()
+        elif isinstance(self._inputs, Collection):
+            for item in self._source:
+                discard(item.rollouts if isinstance(item, PendingGroup) else [item])
 
 
 def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from collections.abc import Awaitable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self, overload
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_serializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_serializer
 
+from art_core.choices import data_of, is_answer, message_of
 from art_core.errors import DataError
 from art_core.types import ChatMessage, Exchange, Finite, RolloutError, ToolSpec
+from art_core.values import Metadata, Metrics
+
+Rollout = Awaitable["Trajectory"] | Callable[[], Awaitable["Trajectory"]]
+"""A rollout still to be run: a coroutine, which runs once, or a function without arguments, which can be run again."""
 
 
 class History(BaseModel):
@@ -33,11 +40,27 @@ class History(BaseModel):
         Raises:
             DataError: an item is neither a message dict nor a choice.
         """
-        return [_message(item, index) for index, item in enumerate(self.messages_and_choices)]
+        return [message_of(item, _at(index)) for index, item in enumerate(self.messages_and_choices)]
 
     @field_serializer("messages_and_choices")
     def _as_data(self, items: list[Any]) -> list[Any]:
-        return [_data(item) for item in items]
+        return [data_of(item, _at(index)) for index, item in enumerate(items)]
+
+
+class _Clock:
+    """Seconds since it was made. All are equal, so that it does not count when trajectories are compared."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Clock)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Trajectory(History):
@@ -46,6 +69,8 @@ class Trajectory(History):
     `exchanges` are the recorded calls: fetched when a capture ends, or looked up by the choices when the trajectory is
     trained on. `reward` stays None until something has scored it; None is not 0. `error` is set when the rollout
     itself failed for a reason the policy is not responsible for; such a trajectory is counted and never trained.
+
+    `metrics` holds finite numbers and bools, `metadata` JSON values; anything else is refused when it is set.
     """
 
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
@@ -53,10 +78,11 @@ class Trajectory(History):
     additional_histories: list[History] = Field(default_factory=list)
     exchanges: list[Exchange] = Field(default_factory=list)
     reward: Finite | None = None
-    metrics: dict[str, Finite] = Field(default_factory=dict)
-    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+    metrics: Annotated[dict[str, Any], AfterValidator(Metrics)] = Field(default_factory=Metrics)
+    metadata: Annotated[dict[str, Any], AfterValidator(Metadata)] = Field(default_factory=Metadata)
     logs: list[str] = Field(default_factory=list)
     error: RolloutError | None = None
+    _clock: _Clock = PrivateAttr(default_factory=lambda: _Clock())
 
     @property
     def num_trained_tokens(self) -> int:
@@ -67,19 +93,65 @@ class Trajectory(History):
         """Add a line to `logs`."""
         self.logs.append(message)
 
+    def finish(self) -> Self:
+        """Set the metric `duration`: seconds since this trajectory was made. Returns the trajectory."""
+        self.metrics["duration"] = self._clock.seconds
+        return self
+
+    def track_duration(self, name: str) -> _Stopwatch:
+        """For `with` and `async with`: adds the seconds spent inside to the metric `<name>_duration`."""
+        return _Stopwatch(self.metrics, f"{name}_duration")
+
+    def for_logging(self) -> dict[str, Any]:
+        """The trajectory as plain data to print; each message says whether it is `trainable`, an answer of a model."""
+        messages = [
+            {**message, "trainable": is_answer(item)}
+            for message, item in zip(self.messages(), self.messages_and_choices, strict=True)
+        ]
+        fields = self.model_dump(mode="json", include={"reward", "metrics", "metadata", "tools", "logs", "error"})
+        return {**fields, "messages": messages}
+
+    def __str__(self) -> str:
+        return f"Trajectory(reward={self.reward}, metrics={dict(self.metrics)}, metadata={dict(self.metadata)})"
+
+
+class _Stopwatch:
+    """Adds the time between entering and leaving to a metric."""
+
+    def __init__(self, metrics: dict[str, Any], name: str) -> None:
+        self._metrics = metrics
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._clock = _Clock()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._metrics[self._name] = self._metrics.get(self._name, 0.0) + self._clock.seconds
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
 
 class TrajectoryGroup:
     """Rollouts of the same scenario, compared with each other.
 
-    Made of trajectories, it is complete. An exception among them stands for a rollout that failed: it becomes a
-    trajectory with that error. Made of rollouts still to be run (coroutines or other awaitables), what is made is a
-    `PendingGroup`, for `gather_trajectory_groups` or `await`.
+    Made of trajectories, it is complete. An exception among them, or in `exceptions`, stands for a rollout that failed:
+    it becomes a trajectory with that error. Made of rollouts still to be run (coroutines or other awaitables, or
+    functions without arguments that return one), what is made is a `PendingGroup`, for `gather_trajectory_groups` or
+    `await`.
     """
 
     trajectories: tuple[Trajectory, ...]
     scenario_id: str
-    metadata: dict[str, JsonValue]
-    metrics: dict[str, float]
+    metadata: dict[str, Any]
+    metrics: dict[str, Any]
     logs: list[str]
 
     if TYPE_CHECKING:
@@ -89,20 +161,21 @@ class TrajectoryGroup:
             cls,
             trajectories: Iterable[Trajectory | BaseException],
             *,
+            exceptions: Iterable[BaseException] = ...,
             scenario_id: str = ...,
-            metadata: dict[str, JsonValue] | None = ...,
-            metrics: dict[str, float] | None = ...,
+            metadata: dict[str, Any] | None = ...,
+            metrics: dict[str, Any] | None = ...,
             logs: list[str] | None = ...,
         ) -> TrajectoryGroup: ...
 
         @overload
         def __new__(  # type: ignore[misc]  # what is made is not an instance: it becomes one when it is awaited
             cls,
-            trajectories: Iterable[Awaitable[Trajectory]],
+            trajectories: Iterable[Rollout],
             *,
             scenario_id: str = ...,
-            metadata: dict[str, JsonValue] | None = ...,
-            metrics: dict[str, float] | None = ...,
+            metadata: dict[str, Any] | None = ...,
+            metrics: dict[str, Any] | None = ...,
             logs: list[str] | None = ...,
         ) -> PendingGroup: ...
 
@@ -110,18 +183,18 @@ class TrajectoryGroup:
         cls,
         trajectories: Iterable[Any],
         *,
+        exceptions: Iterable[BaseException] = (),
         scenario_id: str = "",
-        metadata: dict[str, JsonValue] | None = None,
-        metrics: dict[str, float] | None = None,
+        metadata: dict[str, Any] | None = None,
+        metrics: dict[str, Any] | None = None,
         logs: list[str] | None = None,
     ) -> Any:
-        members = list(trajectories)
-        pending = [member for member in members if isinstance(member, Awaitable)]
-        kept = {"metadata": dict(metadata or {}), "metrics": dict(metrics or {}), "logs": list(logs or ())}
+        members = [*trajectories, *exceptions]
+        pending = [member for member in members if _is_rollout(member)]
+        kept: dict[str, Any] = {"metadata": Metadata(metadata), "metrics": Metrics(metrics), "logs": list(logs or ())}
         if pending:
             if len(pending) < len(members):
-                for member in pending:
-                    getattr(member, "close", lambda: None)()
+                discard(pending)
                 raise DataError(
                     f"the group has {len(pending)} rollouts still to be run and {len(members) - len(pending)} finished "
                     "members; wanted one kind: await the rollouts first, or give rollouts only"
@@ -130,8 +203,11 @@ class TrajectoryGroup:
         group = super().__new__(cls)
         group.trajectories = tuple(_member(member, index) for index, member in enumerate(members))
         group.scenario_id = scenario_id or next((t.scenario_id for t in group.trajectories), "")
-        group.metadata, group.metrics, group.logs = kept["metadata"], kept["metrics"], kept["logs"]  # type: ignore[assignment]
+        group.metadata, group.metrics, group.logs = kept["metadata"], kept["metrics"], kept["logs"]
         return group
+
+    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:  # for copy and pickle
+        return ((self.trajectories,), {})
 
     def __iter__(self) -> Iterator[Trajectory]:
         return iter(self.trajectories)
@@ -141,6 +217,10 @@ class TrajectoryGroup:
 
     def __repr__(self) -> str:
         return f"TrajectoryGroup({len(self)} trajectories, scenario_id={self.scenario_id!r})"
+
+    def log(self, message: str) -> None:
+        """Add a line to `logs`."""
+        self.logs.append(message)
 
     @property
     def errors(self) -> list[RolloutError]:
@@ -191,7 +271,7 @@ class TrajectoryGroup:
 class PendingGroup:
     """A group whose rollouts have not been run. Awaiting it runs them side by side, failures as data."""
 
-    def __init__(self, rollouts: Sequence[Awaitable[Trajectory]], *, scenario_id: str = "", **kept: Any) -> None:
+    def __init__(self, rollouts: Sequence[Rollout], *, scenario_id: str = "", **kept: Any) -> None:
         self.rollouts = tuple(rollouts)
         self.scenario_id = scenario_id
         self._kept = kept
@@ -204,7 +284,8 @@ class PendingGroup:
         return self._run().__await__()
 
     async def _run(self) -> TrajectoryGroup:
-        results = await asyncio.gather(*self.rollouts, return_exceptions=True)
+        rollouts = [rollout() if callable(rollout) else rollout for rollout in self.rollouts]
+        results = await asyncio.gather(*rollouts, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, Exception):
                 raise result
@@ -232,32 +313,31 @@ class ScoredGroup:
         return [reward for _, reward in self.members]
 
 
+def discard(rollouts: Iterable[Any]) -> None:
+    """Let go of rollouts that will not be run, so that Python does not report them as forgotten."""
+    for rollout in rollouts:
+        if isinstance(rollout, asyncio.Future):
+            rollout.cancel()
+        elif hasattr(rollout, "cr_frame") or isinstance(rollout, Generator):
+            rollout.close()
+
+
+def _is_rollout(member: Any) -> bool:
+    return isinstance(member, Awaitable) or (callable(member) and not isinstance(member, BaseException | type))
+
+
 def _member(member: Any, index: int) -> Trajectory:
     if isinstance(member, Trajectory):
         return member
     if isinstance(member, BaseException):
         return Trajectory(error=RolloutError(kind=type(member).__name__, message=str(member)))
     raise DataError(
-        f"member {index} of the group is a {type(member).__name__}; wanted a Trajectory or an awaitable one"
+        f"member {index} of the group is a {type(member).__name__}; wanted a Trajectory, or a rollout that gives one"
     )
 
 
-def _message(item: Any, index: int) -> ChatMessage:
-    if isinstance(item, dict):  # a choice that was stored or sent is a dict as well, around its message
-        inner = item.get("message")
-        return inner if "role" not in item and isinstance(inner, dict) else item
-    message = getattr(item, "message", None)
-    if message is None:
-        raise DataError(
-            f"messages_and_choices[{index}] is a {type(item).__name__}; "
-            "wanted a message dict or a choice of a completion"
-        )
-    return _data(message)  # type: ignore[no-any-return]
-
-
-def _data(item: Any) -> Any:
-    """`item` as plain data: a client's object without the fields it does not set."""
-    return item.model_dump(mode="json", exclude_none=True) if isinstance(item, BaseModel) else item
+def _at(index: int) -> str:
+    return f"messages_and_choices[{index}]"
 
 
 def _listed(names: Sequence[str], limit: int = 3) -> str:

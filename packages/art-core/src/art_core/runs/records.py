@@ -15,6 +15,7 @@ from art_core.advantage import has_signal
 from art_core.errors import DataError
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Finite, StepReport
+from art_core.values import json_value
 
 _FIRST = ("id", "scenario_id", "reward", "error", "metrics")
 """Fields that a person looks for first stand at the beginning of the line."""
@@ -50,12 +51,11 @@ class StoredTrajectory:
     def as_record(self) -> dict[str, Any]:
         """The line of the log: `split`, `step`, `group`, and the fields of the trajectory.
 
-        Values that JSON has no form for but pydantic does (times, paths, sets) are written in that form.
-
         Raises:
-            DataError: a value has none, or is not what its field wants (NaN in metrics); the message names the field.
+            DataError: a value has no JSON form, or is not what its field wants (NaN in metrics); the message names the field.
         """
         try:
+            json_value(self.trajectory.metadata, "metadata")  # pydantic would write NaN as null
             fields = self.trajectory.model_dump(mode="json", warnings=False)
             group = self.group.model_dump(mode="json", exclude_defaults=True, warnings=False)
             head = {name: fields.pop(name) for name in _FIRST}

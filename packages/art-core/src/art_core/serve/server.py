@@ -66,6 +66,14 @@ class ModelServer:
         self._sessions.open(trajectory_id)
         return self.base_url(trajectory_id)
 
+    def exchanges(self, trajectory_id: str) -> list[Exchange]:
+        """What is recorded so far under `trajectory_id`, which stays open.
+
+        Raises:
+            UnknownTrajectoryError: it is not open.
+        """
+        return list(self._sessions.get(trajectory_id).exchanges)
+
     def close_trajectory(self, trajectory_id: str) -> list[Exchange]:
         """End the record of `trajectory_id` and return its exchanges in the order in which they finished.
 

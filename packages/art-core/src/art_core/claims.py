@@ -1,0 +1,105 @@
+"""Explicit choices -> the exchanges they are the answers of."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from art_core.choices import exchange_id_of, has_logprobs, is_answer
+from art_core.errors import DataError
+from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.types import Exchange
+
+Find = Callable[[Sequence[str]], Awaitable[list[Exchange]]]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A choice of a trajectory says that it is the answer of exchange `id`."""
+
+    trajectory: Trajectory
+    where: str
+    id: str
+
+
+async def attach_exchanges(groups: Sequence[TrajectoryGroup], find: Find) -> None:
+    """Give every trajectory that can be trained on the exchanges of its choices, looked up with one call of `find`.
+
+    Exchanges that a trajectory has already, from a capture, stay first. Members that failed are left alone.
+
+    Raises:
+        DataError: a trajectory holds nothing that the model sampled, a choice without id or of a call that the server
+            does not know, or one exchange is claimed by two trajectories. The message names them; nothing was changed.
+    """
+    claims = claims_of(groups)
+    found: dict[str, Exchange] = {}
+    if claims:
+        ids = list(dict.fromkeys(claim.id for claim in claims))
+        try:
+            exchanges = await find(ids)
+        except DataError as error:
+            culprits = [claim for claim in claims if claim.id in str(error)]
+            places = "; ".join(f"{claim.where} says exchange {claim.id!r}" for claim in culprits[:3])
+            raise DataError(
+                f"{error} ({places or f'asked for by {claims[0].where} and others'}): append choices that this model "
+                "answered with at this server, and no others"
+            ) from error
+        found = dict(zip(ids, exchanges, strict=True))
+    for claim in claims:
+        claim.trajectory.exchanges = [*claim.trajectory.exchanges, found[claim.id]]
+
+
+def claims_of(groups: Sequence[TrajectoryGroup]) -> list[Claim]:
+    """What has to be looked up, each exchange once.
+
+    Raises:
+        DataError: see `attach_exchanges`.
+    """
+    claims: list[Claim] = []
+    owners: dict[str, str] = {}
+    for number, group in enumerate(groups):
+        for position, trajectory in enumerate(group):
+            if trajectory.error is not None:
+                continue
+            where = f"trajectory {position} of group {number} (id {trajectory.id!r})"
+            new = list(_claims_of_one(trajectory, where))
+            if not new and not trajectory.exchanges:
+                raise DataError(
+                    f"{where}: nothing in it was sampled by the model: it holds message dicts only and has no recorded "
+                    "call; append completion.choices[0] instead of a dict, or make the calls inside "
+                    "art_core.capture(model)"
+                )
+            ids = [*(exchange.id for exchange in trajectory.exchanges), *(claim.id for claim in new)]
+            for exchange_id in dict.fromkeys(ids):
+                if exchange_id in owners:
+                    raise DataError(
+                        f"exchange {exchange_id!r} is in {owners[exchange_id]} and in {where}; each answer is trained "
+                        "once: call the model for each rollout, without a cache of responses in between"
+                    )
+                owners[exchange_id] = where
+            claims += new
+    return claims
+
+
+def _claims_of_one(trajectory: Trajectory, where: str) -> Iterable[Claim]:
+    known = {exchange.id for exchange in trajectory.exchanges}
+    histories = [("", trajectory.messages_and_choices)] + [
+        (f"additional_histories[{index}].", history.messages_and_choices)
+        for index, history in enumerate(trajectory.additional_histories)
+    ]
+    for prefix, items in histories:
+        for index, item in enumerate(items):
+            if not is_answer(item):
+                continue
+            place = f"{where}, {prefix}messages_and_choices[{index}]"
+            exchange_id = exchange_id_of(item)
+            if exchange_id is None:
+                lacks = "exchange id" if has_logprobs(item) else "exchange id, no logprobs and no token ids"
+                raise DataError(
+                    f"{place} is a choice that carries no {lacks}: another server answered it, or a library between "
+                    "dropped the id; call the model through model.openai_client(), make the calls inside "
+                    "art_core.capture(model), or write the answer as a message dict where it is only context"
+                )
+            if exchange_id not in known:
+                known.add(exchange_id)
+                yield Claim(trajectory, place, exchange_id)

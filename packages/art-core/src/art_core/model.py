@@ -1,0 +1,359 @@
+"""What a user's script holds: a model that is trained, or one that is only asked."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, overload
+
+from art_core.capturing import NO_KEY, served_model
+from art_core.claims import attach_exchanges
+from art_core.config import TrainConfig
+from art_core.control import ModelState, RegisterRequest
+from art_core.errors import ConfigError, DataError
+from art_core.moving import missing_method, refuse_unknown
+from art_core.outcomes import best_step, error_counts, group_metrics, named_metrics, skip_reason
+from art_core.protocols import Backend
+from art_core.scope import ServedModel, current_scope
+from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
+from art_core.types import StepReport
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+    from art_core.transport import AsyncModelTransport, ModelTransport
+
+_TIMEOUT_S = 1200.0
+"""How long a client waits for an answer, also while the server trains."""
+_logger = logging.getLogger(__name__)
+
+
+class Model:
+    """A model that is asked and not trained, behind any OpenAI-compatible endpoint."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        project: str = "",
+        inference_base_url: str | None = None,
+        inference_api_key: str | None = None,
+        inference_model_name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown("Model", unknown)
+        self.name = name
+        self.project = project
+        self.config = dict(config or {})
+        self._base_url = inference_base_url
+        self._api_key = inference_api_key
+        self._inference_name = inference_model_name or name
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_method("Model", name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r}, project={self.project!r})"
+
+    @property
+    def inference_base_url(self) -> str:
+        """What an OpenAI client takes as `base_url`."""
+        if self._base_url is None:
+            raise ConfigError(f"{self!r} has no address; give it inference_base_url='https://.../v1'")
+        return self._base_url
+
+    @property
+    def inference_api_key(self) -> str:
+        """What an OpenAI client takes as `api_key`."""
+        return self._api_key or NO_KEY
+
+    def get_inference_name(self, step: int | None = None) -> str:
+        """What a request says as `model`.
+
+        Raises:
+            ConfigError: a step is asked for; a model that is not trained has none.
+        """
+        if step is not None:
+            raise ConfigError(f"{self!r} is not trained and has no steps; leave step out, or use a TrainableModel")
+        return self._inference_name
+
+    def openai_client(self) -> AsyncOpenAI:
+        """A client of this model's endpoint."""
+        from openai import AsyncOpenAI
+
+        return AsyncOpenAI(base_url=self.inference_base_url, api_key=self.inference_api_key, timeout=_TIMEOUT_S)
+
+    def sync_openai_client(self) -> OpenAI:
+        """A client of this model's endpoint for code that is not asynchronous."""
+        from openai import OpenAI
+
+        return OpenAI(base_url=self.inference_base_url, api_key=self.inference_api_key, timeout=_TIMEOUT_S)
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What `train` did. `step` is the step that is served now.
+
+    `skipped` says why no step was made, and is None when one was. `metrics` are named `area/name`.
+    """
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    skipped: str | None = None
+
+
+@dataclass(frozen=True)
+class _Registered:
+    """What is known from `register` on."""
+
+    backend: Backend
+    state: ModelState
+    home: asyncio.AbstractEventLoop
+    served: ServedModel
+    transport: AsyncModelTransport
+    sync_transport: ModelTransport
+
+
+class TrainableModel:
+    """A model that a backend serves and trains. Its name is unique in its project.
+
+    `base_model` says which weights it begins with; `config` holds options for its engine and trainer. Everything but
+    these needs `await model.register(backend)` first.
+    """
+
+    trainable = True
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        project: str,
+        base_model: str,
+        config: Mapping[str, Any] | None = None,
+        **unknown: Any,
+    ) -> None:
+        refuse_unknown("TrainableModel", unknown)
+        for what, value in (("name", name), ("project", project)):
+            if not value or any(character in value for character in "/@\\") or value.startswith("."):
+                raise ConfigError(
+                    f"{what} is {value!r}; wanted a word without '/', '@' and '\\', since it names a folder and is "
+                    "part of the inference name"
+                )
+        self.name = name
+        self.project = project
+        self.base_model = base_model
+        self.config = dict(config or {})
+        self._registered: _Registered | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_method("TrainableModel", name)
+
+    def __repr__(self) -> str:
+        return f"TrainableModel(name={self.name!r}, project={self.project!r}, base_model={self.base_model!r})"
+
+    async def register(self, backend: Backend) -> None:
+        """Have `backend` serve this model, at the step it has reached. May be called again, also with another backend.
+
+        Raises:
+            ConfigError: the model exists with another base model or other options.
+            ModelNotFoundError: no weights under the name `base_model`.
+        """
+        from art_core.transport import AsyncModelTransport, ModelTransport
+
+        request = RegisterRequest(project=self.project, name=self.name, base_model=self.base_model, config=self.config)
+        state = await backend.register(request)
+        served = served_model(backend, self.project, self.name)
+        self._registered = _Registered(
+            backend,
+            state,
+            asyncio.get_running_loop(),
+            served,
+            AsyncModelTransport(served),
+            ModelTransport(served),
+        )
+
+    def backend(self) -> Backend:
+        """Where the model is registered."""
+        return self._known().backend
+
+    @property
+    def home(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop in which the model was registered."""
+        return self._registered.home if self._registered else None
+
+    def _known(self) -> _Registered:
+        if self._registered is None:
+            raise ConfigError(f"{self!r} is not registered; call `await model.register(backend)` first")
+        return self._registered
+
+    @property
+    def inference_base_url(self) -> str:
+        """What an OpenAI client takes as `base_url`: inside a capture of this model, where calls are recorded in it."""
+        served = self._known().served
+        scope = current_scope(served)
+        return f"{served.root}/v1" if scope is None else scope.base_url
+
+    @property
+    def inference_api_key(self) -> str:
+        """What an OpenAI client takes as `api_key`."""
+        return self._known().backend.api_key or NO_KEY
+
+    def get_inference_name(self, step: int | None = None) -> str:
+        """What a request says as `model`: the newest weights at the time of the call, or those of `step`."""
+        name = self._known().state.inference_name
+        return name if step is None else f"{name}@{step}"
+
+    def openai_client(self) -> AsyncOpenAI:
+        """A client of this model, for any event loop.
+
+        Each call is recorded into the capture that it is made in, wherever the client was made. Clients share their
+        connections: make as many as you like, and close them or not.
+        """
+        import httpx2
+        from openai import AsyncOpenAI
+
+        known = self._known()
+        return AsyncOpenAI(
+            base_url=f"{known.served.root}/v1",
+            api_key=self.inference_api_key,
+            timeout=_TIMEOUT_S,
+            http_client=httpx2.AsyncClient(transport=known.transport, timeout=_TIMEOUT_S),
+        )
+
+    def sync_openai_client(self) -> OpenAI:
+        """As `openai_client`, for code that is not asynchronous, in any thread."""
+        import httpx2
+        from openai import OpenAI
+
+        known = self._known()
+        return OpenAI(
+            base_url=f"{known.served.root}/v1",
+            api_key=self.inference_api_key,
+            timeout=_TIMEOUT_S,
+            http_client=httpx2.Client(transport=known.sync_transport, timeout=_TIMEOUT_S),
+        )
+
+    async def get_step(self) -> int:
+        """The step of the newest checkpoint; 0 for the untrained model."""
+        return (await self.backend().state(self.project, self.name)).step
+
+    async def train(
+        self, groups: Iterable[TrajectoryGroup], config: TrainConfig | None = None, **options: Any
+    ) -> TrainResult:
+        """One training step on `groups`; when it returns, its weights are served.
+
+        `options` are those of `TrainConfig`, and go before `config`. Choices in `messages_and_choices` and
+        `additional_histories` are looked up at the server by their ids, and put into `exchanges`. Members that failed,
+        and groups whose rewards are all equal, are left out and counted. Where nothing is left, no step is made: the
+        result says why, and a warning is logged.
+
+        Raises:
+            ConfigError: an option that does not exist.
+            DataError: a reward is missing, or a trajectory cannot be trained on. Weights are as before.
+        """
+        backend = self.backend()
+        made = TrainConfig.made(config, options)
+        whole = _whole_groups(groups)
+        await attach_exchanges(whole, lambda ids: backend.find_exchanges(self.project, self.name, ids))
+        scored = [group.with_rewards() for group in whole]
+        if whole:
+            report = await backend.train(self.project, self.name, whole, made)
+        else:
+            report = StepReport(await self.get_step(), {"groups/total": 0.0, "step/skipped": 1.0})
+        if not report.metrics.get("step/skipped"):
+            return TrainResult(report.step, report.metrics)
+        reason = skip_reason(scored)
+        if failures := error_counts(whole):
+            reason += f" ({failures})"
+        _logger.warning("model %s: no training step was made: %s", self.name, reason)
+        return TrainResult(report.step, report.metrics, skipped=reason)
+
+    async def log(
+        self,
+        groups: Iterable[TrajectoryGroup] | Iterable[Trajectory] | None = None,
+        split: str = "val",
+        *,
+        metrics: Mapping[str, float] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Keep `groups` and `metrics` in the model's run folder, for the step the model is at, or `step`.
+
+        Means over the groups are logged with them: `<split>/reward`, `<split>/exception_rate`,
+        `<split>/reward_std_dev`, and each metric. Trajectories without a group are kept as one.
+
+        Raises:
+            DataError: a metric is not a finite number.
+        """
+        whole = _whole_groups(groups or (), allow_trajectories=True)
+        named = named_metrics(split, group_metrics(whole), metrics or {})
+        await self.backend().log(self.project, self.name, whole, split=split, step=step, metrics=named)
+
+    async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[int]:
+        """Delete all checkpoints but the newest and the one with the highest `best_checkpoint_metric`.
+
+        Returns the steps whose checkpoints are left.
+
+        Raises:
+            ConfigError: no checkpoint has a value of that metric; nothing was deleted.
+        """
+        backend = self.backend()
+        state = await backend.state(self.project, self.name)
+        records = await backend.logged_metrics(self.project, self.name)
+        best = best_step(records, best_checkpoint_metric, state.checkpoint_steps)
+        after = await backend.delete_checkpoints(self.project, self.name, keep=[best])
+        return after.checkpoint_steps
+
+
+def _whole_groups(groups: Iterable[Any], *, allow_trajectories: bool = False) -> list[TrajectoryGroup]:
+    items: list[Any] = [groups] if isinstance(groups, TrajectoryGroup) else list(groups)
+    if allow_trajectories and items and all(isinstance(item, Trajectory) for item in items):
+        return [TrajectoryGroup(items)]
+    for number, item in enumerate(items):
+        if isinstance(item, PendingGroup):
+            raise DataError(f"group {number} has not been run; await gather_trajectory_groups(groups) first")
+        if not isinstance(item, TrajectoryGroup):
+            raise DataError(f"group {number} is a {type(item).__name__}; wanted a TrajectoryGroup")
+    return items
+
+
+class TrainMethod(Protocol):
+    """`train` of a backend, which takes a model in place of its project and name as well."""
+
+    @overload
+    async def __call__(
+        self,
+        project: str,
+        name: str,
+        groups: Sequence[TrajectoryGroup],
+        config: TrainConfig,
+        *,
+        on_progress: Callable[[str], None] = ...,
+    ) -> StepReport: ...
+
+    @overload
+    async def __call__(
+        self, project: TrainableModel, name: Iterable[TrajectoryGroup], /, **options: Any
+    ) -> TrainResult: ...
+
+
+class also_takes_a_model:  # noqa: N801  # used as a decorator
+    """Decorates `train` of a backend, so that `backend.train(model, groups, **options)` is `model.train(...)`."""
+
+    def __init__(self, method: Callable[..., Awaitable[StepReport]]) -> None:
+        self._method = method
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+
+    def __get__(self, backend: Any, owner: type | None = None) -> TrainMethod:
+        async def train(*args: Any, **kwargs: Any) -> Any:
+            if not args or not isinstance(args[0], TrainableModel):
+                return await self._method(backend, *args, **kwargs)
+            model, *rest = args
+            if model.backend() is not backend:
+                raise ConfigError(f"{model!r} is registered with another backend; call model.train(...) instead")
+            return await model.train(*rest, **kwargs)
+
+        return train

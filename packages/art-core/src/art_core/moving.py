@@ -1,0 +1,109 @@
+"""What ART's users write and we do not have: each name with what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from art_core.errors import ConfigError
+
+NAMES: dict[str, str] = {
+    "LocalTrainResult": "train returns art_core.TrainResult",
+    "Messages": "messages are list[dict[str, Any]] in the OpenAI wire shape",
+    "MessagesAndChoices": "the field is a list of message dicts and choices",
+    "PipelineTrainer": "loop over art_core.iterate_dataset, gather_trajectory_groups and model.train",
+    "ServerlessBackend": "use art_core.RemoteBackend(url, api_key=...) with `art serve` on a machine of yours",
+    "ServerlessTrainResult": "train returns art_core.TrainResult",
+    "SkyPilotBackend": "run `art serve` on the machine you rented, and use art_core.RemoteBackend(url, api_key=...)",
+    "TinkerBackend": "use art_core.LocalBackend() or art_core.RemoteBackend(url, api_key=...)",
+    "Tools": "tools are list[dict[str, Any]] in the OpenAI wire shape",
+    "TrainSFTConfig": "supervised training has no public call yet; art-mcp warms up with it",
+    "auto_trajectory": "the trajectory is what `async with art_core.capture(model) as trajectory:` gives",
+    "capture_auto_trajectory": "write `async with art_core.capture(model) as trajectory:` around the calls",
+    "capture_yielded_trajectory": "return the trajectory from the rollout",
+    "dev": "pass options to TrainableModel(config={...}) and to model.train(...)",
+    "langgraph": "install art-langgraph",
+    "mcp": "install art-mcp and run `art-mcp train`",
+    "rewards": "pip install art-ruler, then `from art_ruler import ruler_score_group`",
+    "trajectory_group_batches": "loop over art_core.iterate_dataset and await gather_trajectory_groups",
+    "utils": "the helpers are at the top: art_core.iterate_dataset, art_core.limit_concurrency, art_core.retry",
+    "yield_trajectory": "return the trajectory from the rollout",
+}
+"""Attributes of the package."""
+
+_METHODS: dict[str, str] = {
+    "litellm_completion_params": "give litellm model=f'hosted_vllm/{model.get_inference_name()}', "
+    "api_base=model.inference_base_url and api_key=model.inference_api_key",
+    "merge_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
+    "overwrite_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
+    "read_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
+    "train_sft": "supervised training has no public call yet",
+    "update_wandb_config": "metrics are in the run folder",
+    "write_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
+}
+
+_OF_TRAINABLE = ("backend", "delete_checkpoints", "get_step", "log", "register", "train")
+_ONLY_TRAINABLE = (
+    "only a TrainableModel has a backend, steps and a run folder; log what another model did with that one's "
+    "model.log(groups, split='val/<name>')"
+)
+
+_OPTIONS: dict[str, dict[str, str]] = {
+    "Model": {
+        "base_path": "art_core.LocalBackend(path=...) says where runs are kept",
+        "entity": "there are no accounts; leave it out",
+        "id": "a model is known by project and name; leave it out",
+        "report_metrics": "metrics are in the run folder; leave it out",
+        "run_id": "a model is known by project and name; leave it out",
+        "trainable": "use TrainableModel for a model that is trained",
+        "_internal_config": "pass options of engine and trainer as config={...}",
+    },
+    "train": {
+        "advantage_balance": "not supported",
+        "allow_training_without_logprobs": "not supported: every token is trained with the logprob it was sampled with",
+        "epsilon": "use clip_low",
+        "epsilon_high": "use clip_high",
+        "importance_sampling_level": "not supported: the ratio is per token",
+        "kl_penalty_coef": "not supported: there is no reference model",
+        "loss_fn": "use loss",
+        "normalize_advantages": "use scale_rewards",
+        "save_checkpoint": "every step is a checkpoint; delete old ones with model.delete_checkpoints",
+        "verbose": "leave it out; metrics are in the result",
+    },
+    "gather": {
+        "max_metrics": "progress shows rollouts and failures only; leave it out",
+        "pbar_total_completion_tokens": "leave it out; token counts are in trajectory.num_trained_tokens",
+    },
+    "iterate_dataset": {"use_tqdm": "no progress is shown here; leave it out"},
+    "log": {"trajectories": "give the groups as first argument"},
+}
+_OPTIONS["TrainableModel"] = _OPTIONS["Model"]
+_OPTIONS["gather_trajectories"] = _OPTIONS["gather_trajectory_groups"] = _OPTIONS["gather"]
+
+
+def hint(where: str, name: str) -> str | None:
+    """What to write instead of ART's option `name` of `where`."""
+    return _OPTIONS.get(where, {}).get(name)
+
+
+def refuse_unknown(where: str, unknown: Mapping[str, Any]) -> None:
+    """Refuse arguments that do not exist.
+
+    Raises:
+        ConfigError: there is one; the message names it, and what to write instead where that is known.
+    """
+    for name in sorted(unknown):
+        instead = hint(where, name)
+        raise ConfigError(f"{where} has no argument {name!r}" + (f": {instead}" if instead else ""))
+
+
+def missing_method(kind: str, name: str) -> AttributeError:
+    """What reading `model.<name>` raises, where `kind` is the model's class."""
+    instead = _METHODS.get(name) or (_ONLY_TRAINABLE if kind == "Model" and name in _OF_TRAINABLE else None)
+    return AttributeError(f"{kind} has no {name!r}" + (f": {instead}" if instead else ""))
+
+
+def missing_name(name: str) -> AttributeError:
+    """What reading `art_core.<name>` raises."""
+    instead = NAMES.get(name)
+    return AttributeError(f"art_core has no {name!r}" + (f": {instead}" if instead else ""))

@@ -1,0 +1,102 @@
+"""What a set of groups amounts to: metrics to log, why nothing could be trained, which checkpoint is best. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+
+from art_core.advantage import has_signal
+from art_core.control import MetricRecord
+from art_core.errors import ConfigError
+from art_core.trajectories import ScoredGroup, TrajectoryGroup
+from art_core.values import metric_value
+
+
+def group_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Means over the trajectories that did not fail: `reward` and each metric, over those that have it.
+
+    Also `exception_rate`, the share of trajectories that failed; `reward_std_dev`, the mean over groups of the
+    standard deviation (of the population) of their rewards; and `group_<metric>`, means of the groups' own metrics.
+    """
+    values: dict[str, list[float]] = {}
+    deviations: list[float] = []
+    for group in groups:
+        rewards = []
+        for trajectory in group:
+            values.setdefault("exception_rate", []).append(float(trajectory.error is not None))
+            if trajectory.error is not None:
+                continue
+            if trajectory.reward is not None:
+                rewards.append(trajectory.reward)
+            for name, value in trajectory.metrics.items():
+                values.setdefault(name, []).append(float(value))
+        for name, value in group.metrics.items():
+            values.setdefault(f"group_{name}", []).append(float(value))
+        values.setdefault("reward", []).extend(rewards)
+        if len(rewards) > 1:
+            mean = sum(rewards) / len(rewards)
+            deviations.append((sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5)
+    values["reward_std_dev"] = deviations
+    return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
+
+
+def named_metrics(split: str, *metrics: Mapping[str, float]) -> dict[str, float]:
+    """`metrics` in one, each name under `split/` unless it has an area of its own (`area/name`). Later ones win.
+
+    Raises:
+        DataError: a value is not a finite number.
+    """
+    named: dict[str, float] = {}
+    for some in metrics:
+        for name, value in some.items():
+            key = name if "/" in name else f"{split}/{name}"
+            named[key] = float(metric_value(value, f"metric {key!r}"))
+    return named
+
+
+def skip_reason(groups: Sequence[ScoredGroup]) -> str:
+    """Why `groups` teach nothing."""
+    if not groups:
+        return "there are no groups"
+    small = sum(len(group.members) < 2 for group in groups)
+    equal = sum(len(group.members) >= 2 and not has_signal(group.rewards) for group in groups)
+    excluded = sum(group.num_excluded for group in groups)
+    reasons = []
+    if equal:
+        reasons.append(f"in {equal} of {len(groups)} groups all rewards are equal")
+    if small:
+        reasons.append(f"{small} of {len(groups)} groups have fewer than two trajectories that can be compared")
+    if excluded:
+        reasons.append(f"{excluded} trajectories failed and are excluded")
+    return "; ".join(reasons) or "no row has a trained token"
+
+
+def error_counts(groups: Iterable[TrajectoryGroup]) -> str:
+    """How many trajectories failed by which kind of error: `TimeoutError 3, OSError 1`; empty for none."""
+    kinds = Counter(error.kind for group in groups for error in group.errors)
+    return ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
+
+
+def best_step(records: Sequence[MetricRecord], metric: str, steps: Iterable[int]) -> int:
+    """The one of `steps` with the highest mean of the logged values of `metric`; of equal ones the newest.
+
+    Values that are not finite do not count.
+
+    Raises:
+        ConfigError: no step of `steps` has a value.
+    """
+    wanted = set(steps)
+    values: dict[int, list[float]] = {}
+    for record in records:
+        value = record.metrics.get(metric)
+        if value is not None and isfinite(value) and record.step in wanted:
+            values.setdefault(record.step, []).append(value)
+    if not values:
+        known = sorted({name for record in records for name in record.metrics})
+        raise ConfigError(
+            f"no checkpoint has a value of the metric {metric!r}, so none can be called the best and nothing was "
+            f"deleted; logged are {known or 'no metrics at all'}: await model.log(groups, split='val') at each step, "
+            "or name another metric"
+        )
+    return max(values, key=lambda step: (sum(values[step]) / len(values[step]), step))

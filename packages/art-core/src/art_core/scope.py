@@ -1,0 +1,76 @@
+"""Which trajectory a call belongs to: a context variable, and the address it leads to."""
+
+from __future__ import annotations
+
+import threading
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class ServedModel(NamedTuple):
+    """A model at the server whose root is `root`."""
+
+    root: str
+    project: str
+    name: str
+
+
+@dataclass(eq=False)
+class Scope:
+    """An open capture: calls of `model` go to `base_url`. `outer` is the capture around it, of whatever model.
+
+    `num_outside` counts calls of the model's clients that were made in no capture of it while this one was open.
+    """
+
+    model: ServedModel
+    base_url: str
+    outer: Scope | None
+    num_outside: int = field(default=0)
+
+
+_current: ContextVar[Scope | None] = ContextVar("art_core_capture", default=None)
+_open: dict[ServedModel, set[Scope]] = {}
+_lock = threading.Lock()
+
+
+def current_scope(model: ServedModel) -> Scope | None:
+    """The innermost capture of `model` around this code; captures of other models around or inside it do not count."""
+    scope = _current.get()
+    while scope is not None and scope.model != model:
+        scope = scope.outer
+    return scope
+
+
+def enter(model: ServedModel, base_url: str) -> Scope:
+    """Begin a capture in this context."""
+    scope = Scope(model, base_url, outer=_current.get())
+    with _lock:
+        _open.setdefault(model, set()).add(scope)
+    _current.set(scope)
+    return scope
+
+
+def leave(scope: Scope) -> None:
+    """End it: the capture around it is the current one again."""
+    # Not by token: a generator may be left in another context than it was entered in.
+    _current.set(scope.outer)
+    with _lock:
+        others = _open[scope.model]
+        others.discard(scope)
+        if not others:
+            del _open[scope.model]
+
+
+def address_of_call(model: ServedModel) -> str | None:
+    """The base URL that a call of `model` from this context is recorded under; None outside every capture of it.
+
+    A call that belongs to no capture is counted on those of its model that are open.
+    """
+    scope = current_scope(model)
+    if scope is not None:
+        return scope.base_url
+    with _lock:
+        for other in _open.get(model, ()):
+            other.num_outside += 1
+    return None

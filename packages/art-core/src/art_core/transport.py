@@ -1,0 +1,102 @@
+"""HTTP for the clients of a served model: each request is led to the trajectory that it is made in."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import urllib.request
+import weakref
+from collections.abc import AsyncGenerator
+
+import httpx2
+
+from art_core.scope import ServedModel, address_of_call
+
+# How many calls run at once is for the rollouts to say, not for the client.
+_LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=5.0)
+
+
+class AsyncModelTransport(httpx2.AsyncBaseTransport):
+    """Connections to the server of `model`, usable from every event loop and for as long as the process lives.
+
+    Each loop has a pool of its own, which is closed when the loop's runner ends.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._pools: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, tuple[httpx2.AsyncHTTPTransport, AsyncGenerator[None, None]]
+        ] = weakref.WeakKeyDictionary()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        _lead(request, self._model)
+        return await (await self._pool()).handle_async_request(request)
+
+    async def _pool(self) -> httpx2.AsyncHTTPTransport:
+        loop = asyncio.get_running_loop()
+        found = self._pools.get(loop)
+        if found is not None:
+            return found[0]
+        pool = httpx2.AsyncHTTPTransport(limits=_LIMITS, proxy=_proxy(self._model.root), verify=_verify(self._model))
+        # A runner closes the asynchronous generators that are left when it closes its loop: the one place where
+        # connections that outlive every call can still be closed.
+        closer = self._until_the_loop_ends(loop, pool)
+        self._pools[loop] = (pool, closer)
+        await anext(closer)
+        return pool
+
+    async def _until_the_loop_ends(
+        self, loop: asyncio.AbstractEventLoop, pool: httpx2.AsyncHTTPTransport
+    ) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            del self._pools[loop]
+            await pool.aclose()
+
+    async def aclose(self) -> None:
+        """Nothing: clients share these connections."""
+
+
+class ModelTransport(httpx2.BaseTransport):
+    """Connections to the server of `model`, usable from every thread and for as long as the process lives."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._pool: httpx2.HTTPTransport | None = None
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        _lead(request, self._model)
+        with self._lock:
+            if self._pool is None:
+                self._pool = httpx2.HTTPTransport(
+                    limits=_LIMITS, proxy=_proxy(self._model.root), verify=_verify(self._model)
+                )
+                weakref.finalize(self, self._pool.close)
+        return self._pool.handle_request(request)
+
+    def close(self) -> None:
+        """Nothing: clients share these connections."""
+
+
+def _lead(request: httpx2.Request, model: ServedModel) -> None:
+    """Lead a request to the model's own `/v1` to the capture that it is made in; others stay as they are."""
+    own = str(httpx2.URL(f"{model.root}/v1/"))
+    url = str(request.url)
+    if url.startswith(own) and (base_url := address_of_call(model)) is not None:
+        request.url = httpx2.URL(f"{base_url}/{url.removeprefix(own)}")
+        request.headers["Host"] = request.url.netloc.decode("ascii")
+
+
+def _verify(model: ServedModel) -> bool:
+    """Certificates take a while to load and play no part without TLS."""
+    return model.root.startswith("https:")
+
+
+def _proxy(root: str) -> str | None:
+    """The proxy that the environment names for `root`; none for this machine itself."""
+    url = httpx2.URL(root)
+    if url.host in ("127.0.0.1", "::1", "localhost") or urllib.request.proxy_bypass(url.host):
+        return None
+    return urllib.request.getproxies().get(url.scheme)

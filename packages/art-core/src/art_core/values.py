@@ -1,0 +1,106 @@
+"""Dicts that refuse, at assignment, what could not be written to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isfinite
+from typing import Any, Self
+
+from art_core.errors import DataError
+
+
+def json_value(value: Any, where: str) -> Any:
+    """`value` as plain JSON data: tuples become lists, numbers of numpy or torch become Python's.
+
+    Raises:
+        DataError: something in it has no JSON form; the message names the path to it, which begins with `where`.
+    """
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, str):
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise DataError(f"{where} holds half of a surrogate pair, which is not text; wanted a whole character")
+        return value
+    if isinstance(value, float):
+        if not isfinite(value):
+            raise DataError(f"{where} is {value}; wanted a finite number, or None where there is none")
+        return value
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise DataError(f"{where} has the key {key!r}; wanted keys that are strings")
+        return {key: json_value(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    number = _number(value)
+    if number is not None:
+        return json_value(number, where)
+    raise DataError(
+        f"{where} is a {type(value).__name__}, which has no JSON form; "
+        "keep str(value) or another plain value that says what you need"
+    )
+
+
+def metric_value(value: Any, where: str) -> bool | int | float:
+    """`value` as a finite number.
+
+    Raises:
+        DataError: it is none.
+    """
+    number = value if isinstance(value, bool | int | float) else _number(value)
+    if number is None:
+        raise DataError(f"{where} is {value!r}; wanted a number or a bool; other values belong in metadata")
+    if not isfinite(number):
+        raise DataError(f"{where} is {number}; wanted a finite number: leave the metric out where there is none")
+    return number
+
+
+def _number(value: Any) -> bool | int | float | None:
+    """The value of a scalar of numpy or torch; None for anything else."""
+    if getattr(value, "shape", None) != () or not callable(getattr(value, "item", None)):
+        return None
+    item = value.item()
+    return item if isinstance(item, bool | int | float) else None
+
+
+class _Checked(dict[str, Any]):
+    """A dict whose values pass `_check`, which may convert them."""
+
+    _name = ""
+    _check: Callable[[Any, str], Any]
+
+    def __init__(self, items: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.update(items or {})
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if not isinstance(key, str):
+            raise DataError(f"{self._name} has the key {key!r}; wanted keys that are strings")
+        super().__setitem__(key, type(self)._check(value, f"{self._name}[{key!r}]"))
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+
+class Metadata(_Checked):
+    """JSON values by name."""
+
+    _name = "metadata"
+    _check = staticmethod(json_value)
+
+
+class Metrics(_Checked):
+    """Finite numbers and bools by name."""
+
+    _name = "metrics"
+    _check = staticmethod(metric_value)

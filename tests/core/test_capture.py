@@ -1,0 +1,399 @@
+"""`capture` over a real socket, with real clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import pickle
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pytest
+from openai import AsyncOpenAI, NotFoundError, OpenAI
+
+import art_core as art
+from art_core.errors import ConfigError, UnknownTrajectoryError
+from art_core.testing import InProcessBackend
+from art_core.types import RolloutError
+
+KEY = "sk-very-secret"
+
+
+def last_message(prompt: str) -> str:
+    return prompt.rsplit("<|im_start|>user\n", 1)[1].split("<|im_end|>")[0].upper()
+
+
+@pytest.fixture
+async def backend() -> AsyncIterator[InProcessBackend]:
+    async with InProcessBackend(last_message, api_key=KEY) as made:
+        yield made
+
+
+@pytest.fixture
+async def model(backend: InProcessBackend) -> art.TrainableModel:
+    made = art.TrainableModel(name="clerk", project="shop", base_model="scripted")
+    await made.register(backend)
+    return made
+
+
+def user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+async def ask(client: AsyncOpenAI, text: str, *before: Any) -> Any:
+    completion = await client.chat.completions.create(model="shop/clerk", messages=[*before, user(text)])
+    return completion.choices[0]
+
+
+def ask_sync(client: OpenAI, text: str) -> str | None:
+    return client.chat.completions.create(model="shop/clerk", messages=[user(text)]).choices[0].message.content
+
+
+def texts(trajectory: art.Trajectory) -> list[str]:
+    return [exchange.response["content"] for exchange in trajectory.exchanges]
+
+
+async def test_calls_of_a_client_made_before_are_recorded_and_told_as_conversation(model: art.TrainableModel) -> None:
+    client = model.openai_client()
+    async with art.capture(model, scenario_id="s", metadata={"k": 1}) as trajectory:
+        first = await ask(client, "one")
+        await ask(client, "two", user("one"), {"role": "assistant", "content": first.message.content})
+        trajectory.reward = 1.0
+    assert texts(trajectory) == ["ONE", "TWO"]
+    assert [message["content"] for message in trajectory.messages()] == ["one", "ONE", "two", "TWO"]
+    assert [getattr(item, "exchange_id", None) for item in trajectory.messages_and_choices] == [
+        None,
+        trajectory.exchanges[0].id,
+        None,
+        trajectory.exchanges[1].id,
+    ]
+    assert trajectory.additional_histories == []
+    assert (trajectory.scenario_id, trajectory.metadata, trajectory.reward) == ("s", {"k": 1}, 1.0)
+    assert {exchange.trajectory_id for exchange in trajectory.exchanges} == {trajectory.id}
+    assert trajectory.exchanges[1].forked is False
+
+
+async def test_sub_agents_become_additional_histories(model: art.TrainableModel) -> None:
+    async with art.capture(model) as trajectory:
+        client = model.openai_client()
+        await ask(client, "main")
+        await ask(client, "sub")
+    assert [message["content"] for message in trajectory.messages()] == ["main", "MAIN"]
+    (sub,) = trajectory.additional_histories
+    assert [message["content"] for message in sub.messages()] == ["sub", "SUB"]
+
+
+async def test_parallel_rollouts_and_parallel_branches_keep_apart(model: art.TrainableModel) -> None:
+    client = model.openai_client()
+
+    async def rollout(name: str) -> art.Trajectory:
+        async with art.capture(model) as trajectory:
+            await asyncio.gather(*(ask(client, f"{name}{branch}") for branch in range(3)))
+        return trajectory
+
+    made = await asyncio.gather(*(rollout(name) for name in "abcdefgh"))
+    assert [sorted(texts(t)) for t in made] == [[f"{name}{branch}" for branch in range(3)] for name in "ABCDEFGH"]
+
+
+async def test_outside_a_capture_nothing_is_recorded_into_a_trajectory(model: art.TrainableModel) -> None:
+    client = model.openai_client()
+    await ask(client, "before")
+    async with art.capture(model) as trajectory:
+        await ask(client, "inside")
+    await ask(client, "after")
+    assert texts(trajectory) == ["INSIDE"]
+    assert "capture/calls_outside" not in trajectory.metrics
+
+
+async def test_the_inner_of_two_captures_wins_and_the_outer_is_restored(model: art.TrainableModel) -> None:
+    client = model.openai_client()
+    async with art.capture(model) as outer:
+        await ask(client, "a")
+        async with art.capture(model) as inner:
+            await ask(client, "b")
+        await ask(client, "c")
+    assert (texts(outer), texts(inner)) == (["A", "C"], ["B"])
+
+
+async def test_a_capture_of_another_model_leaves_this_ones_alone(model: art.TrainableModel) -> None:
+    async with InProcessBackend(lambda _: "other") as second:
+        other = art.TrainableModel(name="judge", project="shop", base_model="scripted")
+        await other.register(second)
+        async with art.capture(model) as outer, art.capture(other) as inner:
+            await ask(model.openai_client(), "a")
+            await other.openai_client().chat.completions.create(model="shop/judge", messages=[user("b")])
+        assert (texts(outer), texts(inner)) == (["A"], ["other"])
+
+
+async def test_an_exception_goes_on_with_the_record_kept(model: art.TrainableModel) -> None:
+    kept: list[art.Trajectory] = []
+
+    async def rollout() -> None:
+        async with art.capture(model) as trajectory:
+            kept.append(trajectory)
+            await ask(model.openai_client(), "a")
+            raise RuntimeError("agent broke")
+
+    with pytest.raises(RuntimeError, match="agent broke"):
+        await rollout()
+    (trajectory,) = kept
+    assert texts(trajectory) == ["A"]
+    assert trajectory.error == RolloutError(kind="RuntimeError", message="agent broke")
+
+
+async def test_a_cancellation_closes_the_record(model: art.TrainableModel, backend: InProcessBackend) -> None:
+    kept: list[art.Trajectory] = []
+    asked = asyncio.Event()
+
+    async def rollout() -> None:
+        async with art.capture(model) as trajectory:
+            kept.append(trajectory)
+            await ask(model.openai_client(), "a")
+            asked.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(rollout())
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert texts(kept[0]) == ["A"]
+    assert kept[0].error is not None
+    with pytest.raises(UnknownTrajectoryError):
+        await backend.close_trajectory(kept[0].id)
+
+
+async def test_any_client_is_recorded_by_the_address(model: art.TrainableModel) -> None:
+    async with art.capture(model) as trajectory:
+        async with AsyncOpenAI(base_url=trajectory.base_url, api_key=trajectory.api_key) as client:
+            await ask(client, "mine")
+        async with AsyncOpenAI(base_url=model.inference_base_url, api_key=model.inference_api_key) as client:
+            await ask(client, "as in ART")
+    assert texts(trajectory) == ["MINE", "AS IN ART"]
+
+
+async def test_a_call_after_the_capture_to_its_address_is_refused(model: art.TrainableModel) -> None:
+    async with art.capture(model) as trajectory:
+        pass
+    async with AsyncOpenAI(base_url=trajectory.base_url, api_key="x", max_retries=0) as client:
+        with pytest.raises(NotFoundError, match="is not open"):
+            await ask(client, "late")
+
+
+async def test_a_sync_agent_in_a_thread(model: art.TrainableModel) -> None:
+    client = model.sync_openai_client()
+
+    def agent(name: str) -> art.Trajectory:
+        with art.capture(model) as trajectory:
+            ask_sync(client, name)
+            ask_sync(model.sync_openai_client(), name * 2)
+        return trajectory
+
+    made = await asyncio.gather(*(asyncio.to_thread(agent, name) for name in "abcd"))
+    assert [texts(t) for t in made] == [["A", "AA"], ["B", "BB"], ["C", "CC"], ["D", "DD"]]
+
+
+async def test_threads_that_carry_the_context_record_into_the_capture(model: art.TrainableModel) -> None:
+    client = model.sync_openai_client()
+    loop = asyncio.get_running_loop()
+    async with art.capture(model) as trajectory:
+        await asyncio.to_thread(ask_sync, client, "to_thread")
+        with ThreadPoolExecutor(1) as pool:
+            await loop.run_in_executor(pool, contextvars.copy_context().run, ask_sync, client, "copied")
+    assert texts(trajectory) == ["TO_THREAD", "COPIED"]
+
+
+async def test_calls_that_lost_the_context_are_counted_and_told(
+    model: art.TrainableModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = model.sync_openai_client()
+    loop = asyncio.get_running_loop()
+    with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as pool:
+        async with art.capture(model) as trajectory:
+            await loop.run_in_executor(pool, ask_sync, client, "lost")
+    assert texts(trajectory) == []
+    assert trajectory.metrics == {"capture/calls_outside": 1}
+    assert "1 calls of model 'clerk' were made in no capture" in caplog.text
+    assert "copy_context().run" in caplog.text
+
+
+async def test_an_agent_with_an_event_loop_of_its_own_in_a_thread(model: art.TrainableModel) -> None:
+    client = model.openai_client()
+    async with art.capture(model) as trajectory:
+        await ask(client, "here")
+        for name in "ab":
+            await asyncio.to_thread(lambda name=name: asyncio.run(ask(client, name)))  # type: ignore[misc]
+    assert texts(trajectory) == ["HERE", "A", "B"]
+    assert model._registered is not None
+    assert list(model._registered.transport._pools) == [asyncio.get_running_loop()]
+
+
+async def test_a_rollout_that_times_out_leaves_no_open_record_and_can_be_retried(
+    model: art.TrainableModel, backend: InProcessBackend
+) -> None:
+    attempts: list[art.Trajectory] = []
+
+    async def rollout() -> art.Trajectory:
+        async with art.capture(model) as trajectory:
+            attempts.append(trajectory)
+            await ask(model.openai_client(), "a")
+            if len(attempts) == 1:
+                await asyncio.sleep(60)
+        return trajectory
+
+    (made,) = await art.gather_trajectories([rollout], timeout_s=2, max_retries=1)
+    assert made is attempts[1]
+    assert [texts(trajectory) for trajectory in attempts] == [["A"], ["A"]]
+    assert attempts[0].id != attempts[1].id
+    for trajectory in attempts:
+        with pytest.raises(UnknownTrajectoryError):
+            await backend.close_trajectory(trajectory.id)
+
+
+async def test_a_second_cancellation_while_the_record_is_closed_changes_nothing(
+    model: art.TrainableModel, backend: InProcessBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing, go = asyncio.Event(), asyncio.Event()
+    close = backend.close_trajectory
+
+    async def slow_close(trajectory_id: str) -> list[art.Exchange]:
+        closing.set()
+        await go.wait()
+        return await close(trajectory_id)
+
+    monkeypatch.setattr(backend, "close_trajectory", slow_close)
+    kept: list[art.Trajectory] = []
+
+    async def rollout() -> None:
+        async with art.capture(model) as trajectory:
+            kept.append(trajectory)
+            await ask(model.openai_client(), "a")
+
+    task = asyncio.create_task(rollout())
+    await closing.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert texts(kept[0]) == ["A"]
+
+
+async def test_a_record_that_cannot_be_fetched_is_an_error_unless_the_rollout_failed_itself(
+    model: art.TrainableModel, backend: InProcessBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def rollout(error: Exception | None) -> None:
+        async with art.capture(model) as trajectory:
+            await backend.close_trajectory(trajectory.id)
+            if error:
+                raise error
+
+    with pytest.raises(UnknownTrajectoryError, match="is not open"):
+        await rollout(None)
+    with pytest.raises(RuntimeError, match="agent broke"):
+        await rollout(RuntimeError("agent broke"))
+    assert "is lost" in caplog.text
+
+
+def test_a_script_without_an_event_loop() -> None:
+    """The server lives in another thread; the script registers with `asyncio.run` and is synchronous from then on."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    backend = InProcessBackend(last_message)
+
+    class FromOutside:
+        """Carries calls into the loop of the server, as HTTP would."""
+
+        api_key = None
+
+        @property
+        def base_url(self) -> str:
+            return backend.base_url
+
+        def __getattr__(self, name: str) -> Any:
+            async def call(*args: Any) -> Any:
+                done = asyncio.run_coroutine_threadsafe(getattr(backend, name)(*args), loop)
+                return await asyncio.wrap_future(done)
+
+            return call
+
+    model = art.TrainableModel(name="clerk", project="shop", base_model="scripted")
+    try:
+        asyncio.run(model.register(cast(art.Backend, FromOutside())))
+        with art.capture(model) as trajectory:
+            ask_sync(model.sync_openai_client(), "a")
+        assert texts(trajectory) == ["A"]
+    finally:
+        asyncio.run_coroutine_threadsafe(backend.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+async def test_the_address_may_be_spelled_in_any_way(backend: InProcessBackend) -> None:
+    model = art.TrainableModel(name="clerk", project="shop", base_model="scripted")
+
+    class Spelled(InProcessBackend):
+        @property
+        def base_url(self) -> str:
+            return super().base_url.replace("http://127", "HTTP://127") + "/"
+
+    async with Spelled(last_message) as spelled:
+        await model.register(spelled)
+        async with art.capture(model) as trajectory:
+            await ask(model.openai_client(), "a")
+    assert texts(trajectory) == ["A"]
+
+
+async def test_streams_are_recorded_too(model: art.TrainableModel) -> None:
+    async with art.capture(model) as trajectory:
+        stream = await model.openai_client().chat.completions.create(
+            model="shop/clerk", messages=[user("flow")], stream=True
+        )
+        streamed = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert (streamed, texts(trajectory)) == ("FLOW", ["FLOW"])
+
+
+async def test_conversations_that_the_rollout_wrote_stay(model: art.TrainableModel) -> None:
+    async with art.capture(model) as trajectory:
+        trajectory.messages_and_choices.append(user("mine"))
+        await ask(model.openai_client(), "a")
+    assert trajectory.messages() == [user("mine")]
+    assert texts(trajectory) == ["A"]
+
+
+async def test_the_key_is_in_no_record_print_or_pickle(model: art.TrainableModel) -> None:
+    async with art.capture(model) as trajectory:
+        await ask(model.openai_client(), "a")
+    assert trajectory.api_key == KEY
+    for text in (trajectory.model_dump_json(), repr(trajectory), str(trajectory), str(trajectory.for_logging())):
+        assert KEY not in text
+        assert "127.0.0.1" not in text
+    assert KEY.encode() not in pickle.dumps(trajectory)
+    read = art.Trajectory.model_validate_json(trajectory.model_dump_json())
+    assert read.exchanges == trajectory.exchanges
+    assert read.messages() == trajectory.messages()
+
+
+async def test_with_where_a_loop_runs_and_second_use_are_refused(model: art.TrainableModel) -> None:
+    used = art.capture(model)
+    with pytest.raises(ConfigError, match="async with capture"), used:
+        pass
+    async with used:
+        pass
+    with pytest.raises(ConfigError, match="used before"):
+        await used.__aenter__()
+
+
+async def test_models_that_are_not_registered_or_not_ours_are_refused() -> None:
+    model = art.TrainableModel(name="m", project="p", base_model="b")
+    with pytest.raises(ConfigError, match=r"await model\.register\(backend\)"):
+        async with art.capture(model):
+            pass
+    with pytest.raises(ConfigError, match="cannot be captured"):
+        art.capture(art.Model(name="gpt"))

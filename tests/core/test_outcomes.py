@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from art_core.control import MetricRecord
+from art_core.errors import ConfigError, DataError
+from art_core.outcomes import best_step, error_counts, group_metrics, named_metrics, skip_reason
+from art_core.trajectories import Trajectory, TrajectoryGroup
+
+NAN = float("nan")
+
+
+def records(*values: tuple[int, float]) -> list[MetricRecord]:
+    return [MetricRecord(step=step, metrics={"val/reward": value}) for step, value in values]
+
+
+@pytest.mark.parametrize(
+    ("values", "steps", "best"),
+    [
+        ([(3, 0.9), (9, 0.1)], [3, 9], 3),
+        ([(3, 0.9), (9, NAN)], [3, 9], 3),
+        ([(3, -1.0), (9, float("inf"))], [3, 9], 3),
+        ([(3, 0.5), (9, 0.5)], [3, 9], 9),  # of equal ones the newest
+        ([(3, 0.9), (3, 0.1), (9, 0.6)], [3, 9], 9),  # the mean of a step counts
+        ([(3, 0.9), (5, 2.0), (9, 0.1)], [3, 9], 3),  # the checkpoint of step 5 is gone
+    ],
+)
+def test_the_best_step_is_that_of_the_highest_mean(
+    values: list[tuple[int, float]], steps: list[int], best: int
+) -> None:
+    assert best_step(records(*values), "val/reward", steps) == best
+
+
+@pytest.mark.parametrize("values", [[], [(3, NAN)], [(4, 1.0)]])
+def test_without_a_value_no_step_is_the_best(values: list[tuple[int, float]]) -> None:
+    with pytest.raises(ConfigError, match="nothing was deleted"):
+        best_step(records(*values), "val/reward", [3, 9])
+
+
+def test_metrics_get_the_split_in_front_unless_they_have_an_area() -> None:
+    assert named_metrics("val", {"reward": 1, "loss": 2.0}, {"loss": 3.0, "time/s": True}) == {
+        "val/reward": 1.0,
+        "val/loss": 3.0,
+        "time/s": 1.0,
+    }
+    with pytest.raises(DataError, match="metric 'val/x' is inf"):
+        named_metrics("val", {"x": float("inf")})
+
+
+def test_means_leave_out_failures_and_what_was_not_scored() -> None:
+    groups = [
+        TrajectoryGroup([Trajectory(reward=1), Trajectory(reward=3), OSError("down"), Trajectory()]),
+        TrajectoryGroup([Trajectory(reward=5, metrics={"turns": 4})]),
+    ]
+    assert group_metrics(groups) == {"exception_rate": 0.2, "reward": 3.0, "reward_std_dev": 1.0, "turns": 4.0}
+    assert group_metrics([]) == {}
+    assert error_counts(groups) == "OSError 1"
+    assert error_counts([]) == ""
+
+
+def test_the_reason_for_a_skipped_step_names_each_cause() -> None:
+    equal = TrajectoryGroup([Trajectory(reward=1), Trajectory(reward=1)]).with_rewards()
+    small = TrajectoryGroup([Trajectory(reward=1), OSError("down")]).with_rewards()
+    unequal = TrajectoryGroup([Trajectory(reward=1), Trajectory(reward=0)]).with_rewards()
+    assert skip_reason([]) == "there are no groups"
+    assert skip_reason([equal, small]) == (
+        "in 1 of 2 groups all rewards are equal; 1 of 2 groups have fewer than two trajectories that can be compared; "
+        "1 trajectories failed and are excluded"
+    )
+    assert skip_reason([unequal]) == "no row has a trained token"
