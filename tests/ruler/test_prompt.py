@@ -65,12 +65,12 @@ Mark: qqqq
 Score each attempt by the criteria: BCD, FGH"""
 
 
-def test_the_prompt_of_version_1() -> None:
+def test_the_prompt_of_version_2() -> None:
     first, second = transcripts("4", "")
     messages = build_messages(
         [first[1:], second[1:]], ["BCD", "FGH"], "qqqq", rubric="Short is good.\n", shared=first[:1]
     )
-    assert PROMPT_VERSION == 1  # a change of the text below is another version
+    assert PROMPT_VERSION == 2  # a change of the text below is another version
     assert messages == ({"role": "system", "content": SYSTEM}, {"role": "user", "content": USER})
 
 

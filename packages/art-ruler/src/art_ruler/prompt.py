@@ -15,8 +15,8 @@ from typing import Any
 from art_ruler.inputs import Transcript
 from art_ruler.types import ChatMessage
 
-PROMPT_VERSION = 1
-"""Part of every cache key: a change of anything below makes it another number."""
+PROMPT_VERSION = 2
+"""Part of every cache key: a change of anything below, or of how messages are read, makes it another number."""
 
 DEFAULT_RUBRIC = """\
 - Reaching the goal comes first: an attempt that does what was asked ranks above every attempt that does not.
