@@ -130,8 +130,8 @@ CLIENT = [
         messages_to_dict(LANGCHAIN),
         dumpd(LANGCHAIN),
         [message.model_dump() for message in LANGCHAIN],
-        [("system", "Help."), ("human", "Oslo?"), *LANGCHAIN[2:4], AIMessageChunk("19 degrees")],
-        [SystemMessage("Help."), HumanMessageChunk("Oslo?"), *LANGCHAIN[2:]],
+        [("system", "Help."), ("human", "Oslo?"), *LANGCHAIN[2:4], AIMessageChunk(content="19 degrees")],
+        [SystemMessage("Help."), HumanMessageChunk(content="Oslo?"), *LANGCHAIN[2:]],
         ANTHROPIC,
         RESPONSES,
         CLIENT,
@@ -263,7 +263,10 @@ def test_nothing_that_was_said_or_done_is_lost(message: Any, wanted: list[tuple[
 
 
 def test_calls_that_stand_in_content_and_in_the_list_are_shown_once() -> None:
-    content = [{"type": "text", "text": "now"}, {"type": "tool_use", "id": "1", "name": "look", "input": {"at": 1}}]
+    content: list[dict[str, Any]] = [
+        {"type": "text", "text": "now"},
+        {"type": "tool_use", "id": "1", "name": "look", "input": {"at": 1}},
+    ]
     message = AIMessage(content, tool_calls=[{"name": "look", "args": {"at": 1}, "id": "1"}])  # type: ignore[arg-type]
     assert shown([message]) == [("assistant", "now"), ("call", '#1 look {"at": 1}')]
     content[1]["id"] = "2"

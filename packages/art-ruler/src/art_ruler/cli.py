@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from art_ruler import Ruler
     from art_ruler.audit import LabelledGroup
     from art_ruler.batch import Summary
-    from art_ruler.types import JudgeModel, Usage
+    from art_ruler.types import Usage
 
 app = typer.Typer(
     name="art-ruler",
@@ -295,18 +295,9 @@ def _ruler(judges: list[str], *, fallbacks: list[str] | None = None, **options: 
 
     if options["rubric"] is None:
         del options["rubric"]
-    return Ruler([_judge(name) for name in judges], fallbacks=[_judge(name) for name in fallbacks or ()], **options)
-
-
-def _judge(name: str) -> str | JudgeModel:
-    """A fake by its name, so that everything can be tried without a model; else the name, for litellm."""
-    if name in ("heuristic", "noisy"):
-        from art_ruler.fakes import HeuristicJudge, NoisyJudge
-
-        return HeuristicJudge() if name == "heuristic" else NoisyJudge(noise=0.2, position_bias=0.1, name=name)
-    if not name.strip():
+    if not all(name.strip() for name in (*judges, *(fallbacks or ()))):
         raise ConfigError("--judge is empty; name a model, as in openai/gpt-5-mini, or `heuristic` to try without one")
-    return name
+    return Ruler(judges, fallbacks=fallbacks or (), **options)
 
 
 def _passes(text: str) -> Any:

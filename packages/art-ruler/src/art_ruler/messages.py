@@ -63,8 +63,9 @@ def read_message(message: Any, numbers: dict[str, int]) -> Message:
     if type(message) is dict and len(message) == 2:  # by far the most common one needs no search
         role, content = message.get("role"), message.get("content")
         if type(role) is type(content) is str and (kind := _ROLES.get(role)) and says_something(content):
-            if kind != "assistant" or not _is_only_thought(content):
-                return Message((Block(kind, clean(content)),))
+            if kind == "assistant" and _is_only_thought(content):
+                return Message((Block("reasoning", clean(content)), Block(kind, EMPTY_ANSWER)))
+            return Message((Block(kind, clean(content)),))
     message = _unwrapped(message)
     get = _getter(message)
     role = get("role") or get("type")
@@ -217,7 +218,7 @@ def _text(value: Any) -> str:
 
 
 def _media(of: str, part: Any) -> str:
-    """A picture, a sound or a file: the judge learns that it was there, what is said in it, and equal ones are equal."""
+    """A picture, a sound or a file: its words if it has some, else only that it was there. Equal ones are equal."""
     inner = field(part, of) or part
     spoken = field(inner, "transcript")
     if isinstance(spoken, str) and says_something(spoken):
