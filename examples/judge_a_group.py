@@ -2,7 +2,8 @@
 
     python examples/judge_a_group.py [openai/gpt-5-mini | any other model that litellm knows]
 
-Without a model a heuristic stands in for the judge, so that this runs without a key and without a network.
+Without a model a heuristic stands in for the judge, so that this runs without a key and without a network. It only
+looks for words of failure in answers and results of tools; that a time is wrong, it would not notice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def attempt(result: str, answer: str) -> list[dict[str, Any]]:
 def main(model: str | None) -> None:
     attempts = [
         attempt("17:42, platform 9", "The next train to Lyon leaves at 17:42 from platform 9."),
-        attempt("17:42, platform 9", "It leaves at 17:42."),
+        attempt("error: service unavailable", "It leaves at 17:42, as most trains do."),
         attempt("error: service unavailable", "I am sorry, I cannot find that out."),
         attempt("17:42, platform 9", ""),
     ]

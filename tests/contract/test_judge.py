@@ -14,16 +14,17 @@ from art_core.errors import ConfigError, MissingExtraError
 from art_core.protocols import Judge
 from art_core.registry import open_judge
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.types import Exchange, Sampling
+from art_core.types import Exchange, Sampling, ToolSpec
 from art_ruler import Ruler
-from art_ruler.fakes import HeuristicJudge, ScriptedJudge
+from art_ruler.fakes import HeuristicJudge, ScriptedJudge, verdict_json
 
 
-def rollout(name: str, answer: str) -> Trajectory:
+def rollout(name: str, answer: str, tools: tuple[ToolSpec, ...] = ()) -> Trajectory:
     exchange = Exchange(
         id=f"e-{name}",
         trajectory_id=name,
         messages=({"role": "user", "content": "2 + 2?"},),
+        tools=tools,
         response={"role": "assistant", "content": answer},
         prompt_ids=(1, 2),
         completion_ids=(3,),
@@ -112,3 +113,10 @@ def test_a_judge_that_is_not_installed_says_how_to_get_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "art_ruler", None)
     with pytest.raises(MissingExtraError, match="pip install 'art-ruler'"):
         open_judge("ruler", judge="openai/m")
+
+
+async def test_the_ruler_shows_the_tools_that_exchanges_carry() -> None:
+    adder: ToolSpec = {"type": "function", "function": {"name": "adder", "description": "Adds.", "parameters": {}}}
+    judge = ScriptedJudge([lambda request: verdict_json(dict.fromkeys(request.ids, 0.5))])
+    await Ruler(judge).score([rollout("a", "4", (adder,)), rollout("b", "9", (adder,))])
+    assert judge.requests[0].messages[-1]["content"].count("adder: Adds. {}") == 1

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import copy
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from art_ruler import JudgeFormatError, JudgeUnavailableError, ruler, ruler_score_group
+from art_ruler import (
+    ConfigError,
+    JudgeFormatError,
+    JudgeReply,
+    JudgeRequest,
+    JudgeUnavailableError,
+    ruler,
+    ruler_score_group,
+)
 from art_ruler.errors import DataError
 from art_ruler.fakes import HeuristicJudge, ScriptedJudge
+from art_ruler.testing_server import FakeJudgeServer
 
 
 def conversation(answer: str) -> list[dict[str, Any]]:
@@ -125,9 +135,152 @@ async def test_a_group_that_cannot_be_scored_is_an_error_or_none_and_never_a_rew
         assert group.trajectories[0].reward == 7.0
 
 
-async def test_parameters_for_litellm_reach_it() -> None:
-    from art_ruler.testing_server import FakeJudgeServer
+class Failing:
+    name = "failing"
 
+    async def complete(self, request: JudgeRequest) -> JudgeReply:
+        raise ConnectionError("reset")
+
+
+class RaisingTrajectory:
+    reward = 0.0
+
+    def messages(self) -> list[Any]:
+        raise RuntimeError("db gone")
+
+
+@pytest.mark.parametrize(
+    ("group", "judge"),
+    [
+        (Group(trajectories=[Trajectory(messages_and_choices=conversation("4"))]), Failing()),
+        (FrozenGroup((RaisingTrajectory(),)), fair),  # type: ignore[arg-type]
+        (FrozenGroup(({"messages": conversation("4")},)), fair),  # type: ignore[arg-type]
+        (5, fair),
+    ],
+)
+async def test_whatever_goes_wrong_can_be_swallowed_and_is_logged(
+    group: Any, judge: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await ruler_score_group(group, judge, swallow_exceptions=True) is None
+    assert "group not scored" in caplog.text
+    with pytest.raises((DataError, ConnectionError)):
+        await ruler_score_group(group, judge)
+
+
+@dataclass(frozen=True)
+class FrozenTrajectory:
+    messages: list[dict[str, Any]]
+
+
+class StrictTrajectory(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    messages: list[dict[str, Any]]
+
+
+@dataclass
+class WithLock:
+    messages: list[dict[str, Any]]
+    reward: float = 0.0
+    lock: Any = field(default_factory=threading.Lock)
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "said"),
+    [
+        ({"messages": conversation("4")}, "a dict cannot hold `reward`"),
+        (conversation("4"), "a list cannot hold `reward`"),
+        (FrozenTrajectory(conversation("4")), "a FrozenTrajectory cannot hold `reward`"),
+        (StrictTrajectory(messages=conversation("4")), "a StrictTrajectory cannot hold `reward`"),
+        (WithLock(conversation("4")), "a WithLock cannot be copied"),
+    ],
+)
+async def test_what_cannot_hold_a_reward_is_refused_before_anything_is_paid(trajectory: Any, said: str) -> None:
+    judge = ScriptedJudge(["nonsense"])
+    with pytest.raises(DataError, match=said):
+        await ruler_score_group(FrozenGroup((trajectory,)), judge)
+    assert judge.requests == []
+
+
+class FrozenModel(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    messages: list[dict[str, Any]]
+    reward: float = 3.0
+    metrics: dict[str, float] = {}
+
+
+class FrozenModelGroup(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="allow")
+    trajectories: list[FrozenModel]
+    _private: str = PrivateAttr("kept")
+
+
+@dataclass
+class Dynamic:
+    trajectories: list[Plain]
+    exceptions: list[str] = field(default_factory=list, init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    trajectories: tuple[Plain, ...]
+    made: str = field(default="", init=False)
+
+
+async def test_frozen_groups_and_trajectories_keep_everything_as_well() -> None:
+    group = FrozenModelGroup(trajectories=[FrozenModel(messages=conversation("4"))], more="kept")  # type: ignore[call-arg]
+    scored = await ruler_score_group(group, fair)
+    assert scored is not None
+    assert (scored.model_extra, scored._private) == ({"more": "kept"}, "kept")
+    assert (scored.trajectories[0].reward, group.trajectories[0].reward) == (0.4, 3.0)
+    assert scored.trajectories[0].metrics == {"independent_reward": 3.0, "ruler_score": 0.4}
+
+
+async def test_fields_that_no_constructor_takes_are_kept() -> None:
+    group = Dynamic([Plain(conversation("4"))])
+    group.exceptions.append("boom")
+    group.extra = "dynamic"  # type: ignore[attr-defined]
+    scored = await ruler_score_group(group, fair)
+    assert scored is not None
+    assert (scored.exceptions, scored.extra) == (["boom"], "dynamic")  # type: ignore[attr-defined]
+    assert (scored.trajectories[0].reward, group.trajectories[0].reward) == (0.4, None)
+    slotted = Slotted((Plain(conversation("5")),))
+    object.__setattr__(slotted, "made", "later")
+    also = await ruler_score_group(slotted, fair)
+    assert also is not None
+    assert (also.made, also.trajectories[0].reward, slotted.trajectories[0].reward) == ("later", 0.5, None)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"timeout": 30},
+        {"request_timeout": 30.5},
+        {"timeout_s": 5},
+        {"num_retries": 2},
+        {"max_retries": 0},
+        {"headers": {"X-Team": "blue"}},
+        {"extra_headers": {"X-Team": "blue"}},
+        {"timeout": None, "headers": None},
+        {"timeout": 30, "request_timeout": 30},
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+async def test_what_litellm_calls_by_its_own_names_becomes_an_option(params: dict[str, Any]) -> None:
+    with FakeJudgeServer(judge=fair) as server:
+        scores = await ruler([conversation("4")], "openai/m", {"base_url": server.api_base, **params})
+        assert scores[0].score == 0.4
+        (request,) = server.requests
+        assert set(request.body) == {"model", "messages", "response_format"}
+        if any(params.get(name) for name in ("headers", "extra_headers")):
+            assert request.headers["x-team"] == "blue"
+
+
+async def test_an_option_under_two_names_with_two_values_is_refused() -> None:
+    with pytest.raises(ConfigError, match="timeout_s twice"):
+        await ruler([conversation("4")], "openai/m", {"timeout": 1, "request_timeout": 2})
+
+
+async def test_parameters_for_litellm_reach_it() -> None:
     with FakeJudgeServer(judge=fair) as server:
         params = {"api_base": server.api_base, "api_key": "sk-0123456789", "temperature": 0.3}
         scores = await ruler([conversation("4")], "openai/m", params)

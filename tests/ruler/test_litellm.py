@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +28,8 @@ from art_ruler import (
     Ruler,
     RulerError,
 )
-from art_ruler.fakes import verdict_json
+from art_ruler._litellm import _import_litellm
+from art_ruler.fakes import HeuristicJudge, verdict_json
 from art_ruler.testing_server import Answer, FakeJudgeServer, Handler, ServedRequest
 
 # aiohttp, which litellm uses, leaves transports to the garbage collector when their loop is gone.
@@ -199,13 +205,13 @@ async def test_the_format_falls_back_as_the_provider_answers_and_is_remembered(
         assert len(server.requests) == len(sent) + 1
 
 
-async def test_a_bad_request_for_another_reason_is_not_blamed_on_the_format_for_ever() -> None:
+async def test_a_bad_request_for_another_reason_is_not_blamed_on_the_format() -> None:
     bad = Answer("no such thing", status=400)
-    with FakeJudgeServer(InTurn(bad, bad, bad, half)) as server:
+    with FakeJudgeServer(InTurn(bad, half)) as server:
         judge = ruler(server)
         with pytest.raises(JudgeUnavailableError, match="no such thing"):
             await judge.score(group("4", "5"))
-        assert len(server.requests) == 3
+        assert len(server.requests) == 1
         await judge.score(group("4", "5"))
         assert server.requests[-1].body["response_format"]["type"] == "json_schema"
 
@@ -223,7 +229,92 @@ async def test_a_parameter_the_server_refuses_is_dropped_and_remembered(caplog: 
         assert ["temperature" in r.body for r in server.requests] == [True, False, False]
         assert all(r.body["top_p"] == 0.5 for r in server.requests)
         assert all(r.body["response_format"]["type"] == "json_schema" for r in server.requests)
-    assert "refuses temperature=0" in caplog.text
+    assert "refuses temperature; it is left out" in caplog.text
+
+
+def poisoned(words: str) -> Handler:
+    """Refuses requests that contain POISON, with an error that quotes them."""
+
+    def handler(request: ServedRequest) -> Answer | str:
+        if "POISON" in request.body["messages"][-1]["content"]:
+            return Answer(f"Input rejected: the prompt contains {words}", status=400)
+        return half(request)
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("words", "sent"),
+    [
+        ("'POISON my temperature json'", 1),
+        ('{"temperature": 17} POISON', 2),
+        ("'response_format' POISON", 3),
+        ("unsupported temperature, json_schema is not supported: POISON", 4),
+    ],
+)
+async def test_an_error_that_quotes_the_group_changes_nothing_for_others(words: str, sent: int) -> None:
+    with FakeJudgeServer(poisoned(words)) as server:
+        judge = ruler(server, judge_params={"temperature": 0.5}, max_retries=0)
+        with pytest.raises(JudgeUnavailableError, match="Input rejected"):
+            await judge.score(group("POISON", "5"))
+        assert len(server.requests) == sent
+        await judge.score(group("4", "5"))
+        assert server.requests[-1].body["temperature"] == 0.5
+        assert server.requests[-1].body["response_format"]["type"] == "json_schema"
+        (model,) = judge._judges
+        assert isinstance(model, LiteLLMJudge)
+        assert model._trials == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ("Unsupported parameter: 'top_k' is not supported with this model.", True),
+        ("unknown field top_k", True),
+        ("top_k is not supported", True),
+        ("Unrecognized request argument supplied: top_k", True),
+        ("m does not support parameters: ['top_k'], for model=m", True),
+        ('{"detail":[{"type":"extra_forbidden","loc":["body","top_k"],"msg":"Extra inputs are not permitted"}]}', True),
+        ("invalid top_k message: text is not allowed", False),
+        ("the text about top_k and json was blocked", False),
+        ("unknown model; the prompt was: top_k", False),
+        ("'top_knot' is not supported", False),
+    ],
+)
+async def test_a_parameter_is_dropped_on_clear_words_only(said: str, refused: bool) -> None:
+    def handler(request: ServedRequest) -> Answer | str:
+        return Answer(said, status=400) if "top_k" in request.body else half(request)
+
+    with FakeJudgeServer(handler) as server:
+        judge = ruler(server, judge_params={"top_k": 5})
+        if not refused:
+            with pytest.raises(JudgeUnavailableError):
+                await judge.score(group("4", "5"))
+            assert len(server.requests) == 1
+            return
+        assert (await judge.score(group("4", "5"))).scores == (0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Invalid parameter: 'response_format' of type 'json_schema' is not supported with this model.",
+        "This response_format type is unavailable now",
+        "This model does not support response format `json_schema`.",
+        "response_format value as json_schema is enabled only for api versions 2024-08-01-preview and later",
+        "Invalid schema for response_format 'verdict': ...",
+        "'response_format.type' must be 'text' or 'json_object'",
+        "failed to parse grammar",
+    ],
+)
+async def test_words_by_which_providers_refuse_a_schema(said: str) -> None:
+    def handler(request: ServedRequest) -> Answer | str:
+        used = request.body.get("response_format", {}).get("type")
+        return Answer(said, status=400) if used == "json_schema" else half(request)
+
+    with FakeJudgeServer(handler) as server:
+        assert (await ruler(server).score(group("4", "5"))).scores == (0.5, 0.5)
+        assert len(server.requests) == 2
 
 
 async def test_a_parameter_litellm_itself_refuses_is_dropped(server: FakeJudgeServer) -> None:
@@ -277,7 +368,7 @@ async def test_an_answer_that_is_no_completion_is_no_score(body: bytes) -> None:
 async def test_a_refused_connection_is_an_error_that_names_the_judge() -> None:
     with FakeJudgeServer(half) as server:
         address = server.api_base
-    with pytest.raises(JudgeUnavailableError, match="'openai/m'"):
+    with pytest.raises(JudgeUnavailableError, match=f"'openai/m'.*{address} cannot be reached"):
         await Ruler("openai/m", api_base=address, api_key=KEY, max_retries=0).score(group("4", "5"))
 
 
@@ -346,6 +437,144 @@ async def test_a_judge_that_never_comes_to_its_verdict_scores_nobody(answer: Ans
         wanted = "I cannot judge this" if answer.message.get("refusal") else "token limit"
         assert all(wanted in (verdict.problem or "") for verdict in result.verdicts)
         assert wanted in server.requests[1].body["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "text"),
+    [("openai/m", 401, "no"), ("m", 403, "no"), ("hosted_vllm/m", 401, "no"), ("openai/gpt-4o", 404, "no")],
+)
+async def test_every_request_is_counted_and_none_is_made_behind_our_back(model: str, status: int, text: str) -> None:
+    with FakeJudgeServer(lambda r: Answer(text, status=status, headers={"x-should-retry": "true"})) as server:
+        judge = ruler(server, model)
+        with pytest.raises(JudgeUnavailableError) as caught:
+            await judge.score(group("4", "5"))
+        assert caught.value.usage is not None
+        assert caught.value.usage.calls == judge.usage.calls == len(server.requests) == 1
+
+
+@pytest.mark.parametrize("model", ["openai/gpt-4o", "azure/gpt-4o", "gemini/gemini-2.0-flash", "anthropic/claude-x"])
+async def test_without_any_key_it_is_asked_once_and_told_what_is_missing(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in list(os.environ):
+        if "_KEY" in name or "_TOKEN" in name:
+            monkeypatch.delenv(name)
+    judge = Ruler(model)
+    with pytest.raises(JudgeUnavailableError, match="--api-key-env") as caught:
+        await judge.score(group("4", "5"))
+    assert "Traceback" not in str(caught.value)
+    assert judge.usage.calls == 1
+
+
+async def test_a_key_that_was_not_sent_is_what_the_error_speaks_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-environment")
+    with FakeJudgeServer(half, api_key=KEY) as server:
+        judge = Ruler("openai/m", api_base=server.api_base)
+        with pytest.raises(JudgeUnavailableError, match=r"no key was sent.*api_key.*--api-key-env"):
+            await judge.score(group("4", "5"))
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/html"])
+@pytest.mark.parametrize("model", ["openai/m", "hosted_vllm/m"])
+async def test_a_web_page_is_no_answer_of_an_api(model: str, kind: str) -> None:
+    page = Answer(body=b"<html>hi</html>", headers={"Content-Type": kind})
+    with FakeJudgeServer(lambda r: page) as server:
+        judge = ruler(server, model, max_retries=0)
+        with pytest.raises(JudgeUnavailableError, match=f"{server.api_base} answered is not JSON; is that the API's"):
+            await judge.score(group("4", "5"))
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+async def test_an_answer_that_litellm_cannot_read_is_not_asked_for_again() -> None:
+    parts = Answer("", message={"content": [{"type": "text", "text": "{}"}]})
+    with FakeJudgeServer(lambda r: parts) as server:
+        with pytest.raises(JudgeUnavailableError, match="no chat completion with a text") as caught:
+            await ruler(server).score(group("4", "5"))
+        assert len(server.requests) == 1
+        assert "Traceback" not in str(caught.value)
+
+
+async def test_a_retry_after_that_no_calendar_has_is_none() -> None:
+    date = "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"
+    with FakeJudgeServer(lambda r: Answer("wait", status=429, headers={"Retry-After": date})) as server:
+        with pytest.raises(JudgeUnavailableError) as caught:
+            await ruler(server, max_retries=0).score(group("4", "5"))
+        assert caught.value.retry_after_s is None
+
+
+async def test_calls_given_up_before_they_are_sent_leave_no_warning() -> None:
+    for _ in range(5):
+        judge = Ruler("openai/m", api_base="http://127.0.0.1:9/v1", api_key=KEY, timeout_s=0.002, max_retries=0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("ignore", r"coroutine '\w+\.a?completion' was never awaited", RuntimeWarning)
+            with pytest.raises(JudgeUnavailableError):
+                await judge.score(group("4", "5"))
+            gc.collect()
+        assert [str(warning.message) for warning in caught] == []
+
+
+def test_litellm_brings_the_filter_for_its_own_warning() -> None:
+    code = (
+        "import warnings; from art_ruler._litellm import _import_litellm; _import_litellm()\n"
+        "print([f[0] for f in warnings.filters if f[1] and "
+        "f[1].match(\"coroutine 'A.acompletion' was never awaited\")])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['ignore']"
+
+
+PARAM = "paramsecret-445566"
+PASSWORD = "basicpassw0rd"
+
+
+@pytest.mark.parametrize(("status", "said"), [(400, "unknown field access_code"), (404, "no"), (400, "no")])
+async def test_secrets_in_parameters_and_addresses_are_hidden_as_well(
+    status: int, said: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    litellm: Any = _import_litellm()
+
+    def handler(request: ServedRequest) -> Answer | str:
+        if "access_code" in request.body:
+            return Answer(f"{said} {request.body['access_code']} {request.headers['authorization']}", status=status)
+        return half(request)
+
+    said_by_errors = []
+    with FakeJudgeServer(handler) as server:
+        # litellm's client takes no password in an address that has a key as well, so the second one fails
+        for address in (server.api_base, server.api_base.replace("//", f"//me:{PASSWORD}@")):
+            params = {"access_code": PARAM, "extra_body": {"deep": [PARAM]}}
+            judge = Ruler("m", api_base=address, extra_headers={"X-Team": HEADER}, judge_params=params, max_retries=0)
+            litellm.set_verbose = True
+            try:
+                await judge.score(group("4", "5"))
+            except JudgeUnavailableError as error:
+                said_by_errors += traceback.format_exception(error)
+            finally:
+                litellm.set_verbose = False
+        assert server.requests
+    printed = capfd.readouterr()
+    assert said_by_errors
+    assert "litellm" in printed.out
+    for text in (*said_by_errors, caplog.text, printed.out, printed.err):
+        assert not [secret for secret in (PARAM, PASSWORD, HEADER) if secret in text]
+
+
+async def test_what_an_unknown_model_reads_is_assumed_and_said_when_it_matters(
+    server: FakeJudgeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge = ruler(server)
+    await judge.score(group("4", "5"))
+    assert "context_tokens" not in caplog.text
+    for end in "ab":
+        result = await judge.score(group("word " * 50_000 + end, "5"))
+        assert result.usage.cut_trajectories == 1
+        assert len(json.dumps(server.requests[-1].body)) < 3 * 32_768
+    assert caplog.text.count("tell the true number with context_tokens") == 1
+    caplog.clear()
+    told = ruler(server, context_tokens=8_000)
+    await told.score(group("word " * 50_000, "5"))
+    assert "context_tokens" not in caplog.text
 
 
 @pytest.mark.parametrize("status", [400, 401, 429, 500])
@@ -486,3 +715,22 @@ async def test_an_answer_that_will_not_change_is_not_asked_for_again(status: int
         with pytest.raises(JudgeUnavailableError) as caught:
             await ruler(server).score(group("4", "5"))
         assert (caught.value.status, caught.value.retryable, len(server.requests)) == (status, False, 1)
+
+
+@pytest.mark.parametrize("option", [{"api_key": "x"}, {"api_base": "http://x"}, {"judge_params": {"top_k": 1}}])
+def test_options_for_models_are_refused_where_no_model_is_named(option: dict[str, Any]) -> None:
+    judges: list[Any] = [HeuristicJudge(), "heuristic", [HeuristicJudge(), "noisy"]]
+    for judge in judges:
+        with pytest.raises(ConfigError, match=next(iter(option))):
+            Ruler(judge, **option)
+        Ruler(judge, fallbacks=["openai/m"], **option)
+
+
+def test_fakes_are_known_by_name() -> None:
+    assert Ruler("heuristic").score_sync(group("four", "sorry")).scores == (1.0, 0.5)
+    assert repr(Ruler(["heuristic", "noisy", "m"])) == "Ruler(['heuristic', 'noisy', 'm'], passes=1, seed=0)"
+
+
+def test_a_rubric_that_no_request_can_carry_is_cleaned(server: FakeJudgeServer) -> None:
+    assert ruler(server, rubric="a\ud800b").score_sync(group("4", "5")).scores == (0.5, 0.5)
+    assert "a\ufffdb" in server.requests[0].body["messages"][0]["content"]

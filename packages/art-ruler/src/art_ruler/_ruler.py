@@ -17,7 +17,9 @@ from art_ruler.cache import ReplyCache
 from art_ruler.concurrent import run_sync, together
 from art_ruler.consensus import AUTO_PASSES, MIN_AUTO_PASSES, average, is_settled, orders, weighted
 from art_ruler.errors import ConfigError, JudgeUnavailableError, RulerError
+from art_ruler.fakes import built_in
 from art_ruler.inputs import Transcript, digest, read_trajectories
+from art_ruler.messages import clean
 from art_ruler.passes import PassOutcome, Plan, run_pass
 from art_ruler.prompt import DEFAULT_RUBRIC
 from art_ruler.stats import agreement, num_beaten, ranks
@@ -32,16 +34,16 @@ class Ruler:
     """Scores the trajectories of a group against each other with one or several judges.
 
     `judge` is a model name as litellm knows it, a `JudgeModel`, or several of them, averaged with `weights` (default:
-    equal). Where a judge is unavailable its pass is handed to the `fallbacks`, in order. `api_base`, `api_key`,
-    `extra_headers` and `judge_params` go to the judges given by name; judges that differ in them are made with
-    `LiteLLMJudge`.
+    equal); "heuristic" and "noisy" are fakes that need no model. Where a judge is unavailable its pass is handed to
+    the `fallbacks`, in order. `api_base`, `api_key`, `extra_headers` and `judge_params` go to the models given by
+    name; judges that differ in them are made with `LiteLLMJudge`.
 
     `passes` shows the group that many times, each time in a new order drawn from `seed`; "auto" goes on until no
     single pass decides the order, at most 6 times. Groups of more than `max_group`, or of more than fits in
-    `context_tokens` (one number, or one for each judge name; default: what litellm knows of the model), are judged in
-    chunks with shared anchors. `reward` decides what `Result.scores` holds, always higher for the better: the score in
-    [0, 1]; "rank", the number of others an attempt beats, ties counting half; or "normalized_rank", that divided by the
-    number of others (1.0 where there is none).
+    `context_tokens` (one number, or one for each judge name; default: what litellm knows of the model, else 32,768),
+    are judged in chunks with shared anchors. `reward` decides what `Result.scores` holds, always higher for the better:
+    the score in [0, 1]; "rank", the number of others an attempt beats, ties counting half; or "normalized_rank", that
+    divided by the number of others (1.0 where there is none).
 
     `max_concurrency` limits the calls in flight in one event loop, `timeout_s` one call, `total_timeout_s` one
     `score`, in seconds, without the import of litellm. A call that can succeed later is made again up to `max_retries`
@@ -96,7 +98,11 @@ class Ruler:
         if not isinstance(rubric, str) or not rubric.strip():
             raise ConfigError("rubric is empty; say what makes an attempt good, or leave it out for the default")
 
+        named = []  # what litellm asks
+
         def opened(given: str | JudgeModel) -> JudgeModel:
+            if isinstance(given, str):
+                given = built_in(given) or given
             if not isinstance(given, str):
                 if isinstance(given, JudgeModel):
                     return given
@@ -104,6 +110,7 @@ class Ruler:
                     f"judge is a {type(given).__name__}; wanted the name of a model, or an object with `name` and "
                     "`complete`"
                 )
+            named.append(given)
             return LiteLLMJudge(
                 given,
                 api_base=api_base,
@@ -118,6 +125,17 @@ class Ruler:
             raise ConfigError("judge is an empty list; name at least one")
         self._judges = [opened(one) for one in given]
         self._fallbacks = [opened(one) for one in ([fallbacks] if isinstance(fallbacks, str) else fallbacks)]
+        for_names = {
+            "api_base": api_base,
+            "api_key": api_key,
+            "extra_headers": extra_headers,
+            "judge_params": judge_params,
+        }
+        if not named and (useless := [name for name, value in for_names.items() if value]):
+            raise ConfigError(
+                f"{useless[0]} is given, but no judge by the name of a model that it could be for; leave it out, or "
+                "set it on the judge itself"
+            )
         self._weights = [1.0] * len(given) if weights is None else list(weights)
         if len(self._weights) != len(given):
             raise ConfigError(f"{len(self._weights)} weights for {len(given)} judges; give one for each")
@@ -128,7 +146,7 @@ class Ruler:
             names = {one.name for one in (*self._judges, *self._fallbacks)}
             if unknown := sorted(set(context_tokens) - names):
                 raise ConfigError(f"context_tokens names {unknown[0]!r}, but the judges are {sorted(names)}")
-        self._rubric, self._passes, self._reward = rubric, passes, reward
+        self._rubric, self._passes, self._reward = clean(rubric), passes, reward
         self._seed: int | str = seed
         self._max_group, self._total_timeout_s = max_group, total_timeout_s
         self._orders: dict[int, list[list[int]]] = {}
@@ -299,6 +317,9 @@ class Ruler:
             )
             if plan.num_cut:
                 meter.add(cut_trajectories=plan.num_cut)
+            is_whole = not plan.num_cut and plan.group_size >= min(self._max_group, len(transcripts))
+            if isinstance(judge, LiteLLMJudge) and context is judge.context_tokens and not is_whole:
+                judge.warn_if_context_is_assumed()
         return bench.plans[id(judge)]
 
     def _result(self, panel: Sequence[_Bench], members: Sequence[int], meter: Meter, late: str | None) -> Result:

@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from art_ruler.errors import JudgeUnavailableError
-from art_ruler.types import JudgeReply, JudgeRequest
+from art_ruler.messages import EMPTY_ANSWER
+from art_ruler.types import JudgeModel, JudgeReply, JudgeRequest
 
 Attempt = list[tuple[str, str]]
 """The blocks of one attempt as the judge sees it: what each is (`user`, `assistant`, `tool`, ...) and its text."""
-Answer = str | JudgeReply | Exception | Callable[[JudgeRequest], "str | JudgeReply"]
+Scripted = str | JudgeReply | Exception | Callable[[JudgeRequest], "str | JudgeReply"]
+"""What a `ScriptedJudge` answers: a text, a whole reply, an exception to raise, or a function of the request."""
 
 
 def attempts_in(prompt: str) -> dict[str, Attempt]:
@@ -42,11 +44,10 @@ def verdict_json(scores: Mapping[str, float], explanation: str = "as scripted") 
 class ScriptedJudge:
     """Gives the answers it was given, in order, and the last one again for ever.
 
-    An answer is a text, a whole reply, an exception to raise, or a function of the request. `requests` keeps
-    everything it was asked.
+    `requests` keeps everything it was asked.
     """
 
-    def __init__(self, answers: Iterable[Answer], *, name: str = "scripted", latency_s: float = 0.0) -> None:
+    def __init__(self, answers: Iterable[Scripted], *, name: str = "scripted", latency_s: float = 0.0) -> None:
         self.name = name
         self.requests: list[JudgeRequest] = []
         self.running = 0
@@ -114,7 +115,10 @@ class NoisyJudge:
 
 
 class HeuristicJudge(NoisyJudge):
-    """Scores by simple signs of success, always the same way: no noise, no bias, no network."""
+    """Scores by simple signs of failure, always the same way: no noise, no bias, no network.
+
+    By default (`plain_quality`) it looks at words. It cannot tell a right answer from a wrong one.
+    """
 
     def __init__(self, quality: Callable[[Attempt], float] | None = None, *, name: str = "heuristic") -> None:
         super().__init__(quality, name=name)
@@ -124,15 +128,27 @@ _FAILURE = re.compile(r"\b(error|exception|traceback|failed|cannot|can't|unable|
 
 
 def plain_quality(attempt: Attempt) -> float:
-    """0 for an attempt that ends without a word; else higher the fewer tool results and answers speak of failure."""
+    """0.0 for an attempt that ends without a word. Else 1.0, less 0.5 if its last answer speaks of failure (`error`,
+    `sorry`, `cannot` and the like), less 0.3 times the share of its tool results that do."""
     answers = [text for kind, text in attempt if kind == "assistant"]
-    if not answers or answers[-1].strip() in ("", "(empty response)"):
+    if not answers or answers[-1].strip() in ("", EMPTY_ANSWER):
         return 0.0
     results = [text for kind, text in attempt if kind == "tool"]
     failed = sum(bool(_FAILURE.search(text)) for text in results) / len(results) if results else 0.0
     gave_up = bool(_FAILURE.search(answers[-1]))
-    detail = min(len(answers[-1]), 400) / 400
-    return round(0.4 + 0.3 * (not gave_up) + 0.2 * (1 - failed) + 0.1 * detail, 6)
+    return round(1.0 - 0.5 * gave_up - 0.3 * failed, 6)
+
+
+_BUILT_IN: dict[str, Callable[[], JudgeModel]] = {
+    "heuristic": HeuristicJudge,
+    "noisy": lambda: NoisyJudge(noise=0.2, position_bias=0.1, name="noisy"),
+}
+
+
+def built_in(name: str) -> JudgeModel | None:
+    """The fake that is meant where a judge is given as `name`, or None where a model is."""
+    made = _BUILT_IN.get(name)
+    return made() if made else None
 
 
 def shown_to(request: JudgeRequest) -> dict[str, Attempt]:
@@ -154,6 +170,7 @@ __all__ = [
     "NoisyJudge",
     "ScriptedJudge",
     "attempts_in",
+    "built_in",
     "plain_quality",
     "shown_to",
     "verdict_json",

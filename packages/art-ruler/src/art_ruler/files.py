@@ -55,12 +55,12 @@ def check_groups(path: Path, *, labelled: bool = False) -> int:
     Reads the whole file, so that a bad line is found before anything is paid for. With `labelled`, each line must have
     labels. Raises `DataError` that names file and line.
     """
-    from art_ruler.inputs import check_trajectories
+    from art_ruler.inputs import read_trajectories
 
     count = 0
     for group in read_groups(path):
         try:
-            check_trajectories(group.trajectories, tools=group.tools)
+            read_trajectories(group.trajectories, group.tools)
         except DataError as error:
             raise DataError(f"{group.where}: {error}") from error
         if labelled and group.labels is None:

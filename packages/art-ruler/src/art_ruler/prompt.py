@@ -16,7 +16,7 @@ from art_ruler.inputs import Transcript
 from art_ruler.types import ChatMessage
 
 PROMPT_VERSION = 2
-"""Part of every cache key: a change of anything below makes it another number."""
+"""Part of every cache key: a change of anything below, or of how messages are read, makes it another number."""
 
 DEFAULT_RUBRIC = """\
 - Attempts that do what was asked rank above all that do not.

@@ -52,7 +52,8 @@ class StoredTrajectory:
         """The line of the log: `split`, `step`, `group`, and the fields of the trajectory.
 
         Raises:
-            DataError: a value has no JSON form, or is not what its field wants (NaN in metrics); the message names the field.
+            DataError: a value has no JSON form, or is not what its field wants (NaN in metrics); the message names the
+                field.
         """
         try:
             json_value(self.trajectory.metadata, "metadata")  # pydantic would write NaN as null
