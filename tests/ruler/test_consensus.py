@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
+from collections import Counter
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import example, given
@@ -35,11 +36,35 @@ def test_a_full_cycle_shows_each_member_at_each_place_once(count: int) -> None:
         assert sorted(order[place] for order in made) == list(range(count))
 
 
-@pytest.mark.parametrize("count", [2, 4, 6, 8])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 8])
 def test_two_passes_are_an_order_and_its_reverse(count: int) -> None:
     for in_turn in (False, True):
         first, second = orders(count, 2, random.Random(0), in_turn=in_turn)
         assert second == first[::-1]
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("num_passes", [2, 4, 6])
+def test_any_even_number_of_passes_in_turn_evens_out_places(count: int, num_passes: int) -> None:
+    made = orders(count, num_passes, random.Random(0), in_turn=True)
+    sums = [sum(order.index(member) for order in made) for member in range(count)]
+    assert sums == [num_passes * (count - 1) / 2] * count
+
+
+@pytest.mark.parametrize("count", [3, 5, 7])
+def test_passes_over_an_odd_group_even_out_places(count: int) -> None:
+    for num_passes in range(1, 3 * count):
+        made = orders(count, num_passes, random.Random(0))
+        sums = [sum(order.index(member) for order in made) for member in range(count)]
+        assert max(sums) - min(sums) <= (0 if num_passes % 2 == 0 else count - 1)
+
+
+@pytest.mark.parametrize("count", [3, 5, 7, 9])
+def test_a_full_design_of_an_odd_group_has_each_member_after_each_other_equally_often(count: int) -> None:
+    made = orders(count, 2 * count, random.Random(0))
+    followers = Counter(pair for order in made for pair in pairwise(order))
+    assert len(followers) == count * (count - 1)
+    assert set(followers.values()) == {2}
 
 
 def test_three_passes_even_out_places() -> None:
@@ -53,9 +78,39 @@ def test_orders_are_drawn_from_the_seed() -> None:
     assert orders(6, 3, random.Random(1)) != orders(6, 3, random.Random(2))
 
 
-def test_averages_are_of_the_passes_that_scored_a_member() -> None:
-    assert average([{0: 0.25, 1: 1.0}, {0: 0.75}]) == {0: 0.5, 1: 1.0}
+def test_averages_are_of_the_passes_that_scored_everybody() -> None:
+    assert average([{0: 0.25, 1: 1.0}, {0: 0.75}, {0: 0.75, 1: 0.5}]) == {0: 0.5, 1: 0.75}
     assert average([]) == {}
+    assert average([{}, {0: 0.5}]) == {0: 0.5}
+
+
+def test_a_pass_on_a_lower_scale_that_left_out_the_worst_does_not_make_it_the_best() -> None:
+    averages = average([{0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.3, 1: 0.2}])
+    assert sorted(averages, key=lambda member: -averages[member]) == [0, 1, 2]
+
+
+def test_passes_that_left_out_others_each_meet_on_one_scale() -> None:
+    averages = average([{0: 0.9, 1: 0.8, 2: 0.7}, {0: 0.3, 1: 0.2, 3: 0.1}])
+    assert averages == pytest.approx({0: 0.6, 1: 0.5, 2: 0.7 / 0.8 * 0.5, 3: 0.25})
+    assert average([{0: 0.9, 1: 0.8}, {2: 0.9}]) == {0: 0.9, 1: 0.8}  # they share no scale
+
+
+@given(st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=4), st.data())
+def test_passes_of_one_opinion_never_average_to_another(omitted: list[set[int]], data: st.DataObject) -> None:
+    """Whatever scale each pass has, and whomever it leaves out: of those all passes that count scored, and between
+    them and the others, nobody overtakes."""
+    passes = []
+    for left_out in omitted:
+        low, width = data.draw(st.floats(0, 0.5)), data.draw(st.floats(0.1, 0.5))
+        passes.append({m: low + width * m / 5 for m in range(6) if m not in left_out})
+    averages = average(passes)
+    common = set(averages).intersection(*[set(scores) for scores in passes if scores])
+    for a in common:
+        for b in averages:
+            if a < b:
+                assert averages[a] <= averages[b] + 1e-9
+            if a > b:
+                assert averages[a] >= averages[b] - 1e-9
 
 
 @pytest.mark.parametrize(

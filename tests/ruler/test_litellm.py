@@ -16,6 +16,8 @@ import pytest
 
 from art_ruler import (
     ConfigError,
+    JudgeReply,
+    JudgeRequest,
     JudgeUnavailableError,
     LiteLLMJudge,
     Ruler,
@@ -100,7 +102,69 @@ async def test_a_limit_in_money_needs_a_price(server: FakeJudgeServer) -> None:
     with pytest.raises(ConfigError, match="price of 'openai/m' is unknown") as caught:
         await judge.score(group("4", "5"))
     assert caught.value.usage == judge.usage
-    assert judge.usage.calls == 1
+    assert judge.usage.calls == len(server.requests) == 0
+
+
+def without_usage(request: ServedRequest) -> Answer:
+    message = {"role": "assistant", "content": half(request)}
+    body = {"id": "x", "object": "chat.completion", "created": 0, "model": request.body["model"]}
+    return Answer(body=json.dumps({**body, "choices": [{"index": 0, "message": message}]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("model", "limit"), [("openai/m", {"max_tokens": 2000}), ("openai/gpt-4o", {"max_cost_usd": 0.01})]
+)
+async def test_a_server_that_tells_no_usage_does_not_get_round_a_budget(model: str, limit: dict[str, Any]) -> None:
+    with FakeJudgeServer(without_usage) as server:
+        judge = ruler(server, model, **limit)
+        for number in range(20):
+            await judge.score(group("4", str(number)))
+        assert 2 <= len(server.requests) < 20
+        assert judge.usage.estimated_calls == judge.usage.calls == len(server.requests)
+        assert judge.usage.total_tokens > 500
+        if "max_tokens" in limit:
+            assert (judge.usage.cost_usd, judge.usage.unpriced_calls) == (None, len(server.requests))
+        else:
+            assert judge.usage.cost_usd is not None
+            assert 0.005 < judge.usage.cost_usd <= 0.01
+
+
+async def test_calls_side_by_side_do_not_exceed_the_price_that_litellm_knows() -> None:
+    with FakeJudgeServer(half, latency_s=0.1) as server:
+        judge = ruler(server, "openai/gpt-4o", max_cost_usd=0.01, passes=16, max_concurrency=16)
+        await judge.score(group("4", "5"))
+        assert 2 <= len(server.requests) < 16
+        assert judge.usage.cost_usd is not None
+        assert 0.0 < judge.usage.cost_usd <= 0.01
+
+
+async def test_the_server_of_the_environment_is_part_of_the_key_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with FakeJudgeServer(half) as server:
+        for name, path in (("OPENAI_BASE_URL", "v1"), ("OPENAI_API_BASE", "v1"), ("OPENAI_BASE_URL", "other/v1")):
+            with monkeypatch.context() as patch:
+                patch.delenv("OPENAI_BASE_URL", raising=False)
+                patch.delenv("OPENAI_API_BASE", raising=False)
+                patch.setenv(name, server.api_base.replace("v1", path))
+                await Ruler("openai/m", cache=tmp_path).score(group("4", "5"))
+        assert [request.path for request in server.requests] == ["/v1/chat/completions", "/other/v1/chat/completions"]
+    with FakeJudgeServer(half) as server:  # on another port
+        again = ruler(server, cache=tmp_path)
+        await again.score(group("4", "5"))
+        assert (server.requests, again.usage.cache_hits) == ([], 1)
+
+
+async def test_time_that_the_import_takes_is_not_judging_time() -> None:
+    class Slow(LiteLLMJudge):
+        async def prepare(self) -> None:
+            await asyncio.sleep(0.5)
+
+        async def complete(self, request: JudgeRequest) -> JudgeReply:
+            return JudgeReply(verdict_json(dict.fromkeys(request.ids, 0.5)))
+
+    assert (await Ruler(Slow("openai/m"), total_timeout_s=0.4).score(group("4", "5"))).scores == (0.5, 0.5)
 
 
 def refuses(*formats: str) -> Handler:
@@ -225,6 +289,27 @@ async def test_retry_after_is_honoured() -> None:
         started = time.monotonic()
         await ruler(server).score(group("4", "5"))
         assert time.monotonic() - started >= 1.0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Wed, 21 Oct 99999999999999999999 07:28:00 GMT",
+        "Wed, 21 Oct 2015 99999999999999999999:28:00 GMT",
+        "Wed, 21 Oct 9999 07:28:00 -9999",
+        "Mon, 01 Jan 0001 00:00:00 +2359",
+        "nan",
+        "inf",
+        "soon",
+    ],
+)
+async def test_a_date_that_no_calendar_has_is_no_date(value: str) -> None:
+    with FakeJudgeServer(lambda r: Answer("wait", status=429, headers={"Retry-After": value})) as server:
+        with pytest.raises(JudgeUnavailableError) as caught:
+            await ruler(server, max_retries=0).score(group("4", "5"))
+        assert caught.value.__context__ is None
+        assert caught.value.retry_after_s in (None, 0.0) or caught.value.retry_after_s > 10**9
+        assert KEY not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_nobody_waits_for_an_hour() -> None:

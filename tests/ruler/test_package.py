@@ -25,6 +25,7 @@ def test_the_public_names() -> None:
         "JudgeRequest",
         "JudgeUnavailableError",
         "LiteLLMJudge",
+        "Pass",
         "Result",
         "Ruler",
         "RulerError",

@@ -309,7 +309,8 @@ async def test_one_repair_turn_that_states_the_fault() -> None:
 
 async def test_what_stays_invalid_is_none_and_what_is_valid_is_kept() -> None:
     def partly(request: JudgeRequest) -> str:
-        return verdict_json({i: 5.0 if a[-1][1] == "5" else 0.25 for i, a in shown_to(request).items()})
+        scores: dict[str, Any] = {i: "high" if a[-1][1] == "5" else 0.25 for i, a in shown_to(request).items()}
+        return verdict_json(scores)
 
     judge = ScriptedJudge([partly])
     result = await Ruler(judge).score(group("4", "5", "6"))
@@ -317,8 +318,16 @@ async def test_what_stays_invalid_is_none_and_what_is_valid_is_kept() -> None:
     assert len(judge.requests) == 2
     verdict = result.verdicts[1]
     assert (verdict.rank, verdict.per_pass, verdict.explanation) == (None, (None,), "as scripted")
-    assert "is not between 0 and 1" in (verdict.problem or "")
+    assert "not a number" in (verdict.problem or "")
     assert result.verdicts[0].problem is None
+
+
+async def test_a_judge_on_another_scale_scores_nobody() -> None:
+    """Of 8, 1 and 0.4 out of ten, two are numbers from 0 to 1."""
+    judge = ScriptedJudge([by_text({"4": 8, "5": 1, "6": 0.4})])
+    result = await Ruler(judge).score(group("4", "5", "6"))
+    assert result.scores == (None, None, None)
+    assert all("is not between 0 and 1" in (verdict.problem or "") for verdict in result.verdicts)
 
 
 @pytest.mark.parametrize("text", ["", "I prefer the first", '{"scores": []}', "[0.9, 0.1]"])
@@ -513,8 +522,14 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         {"max_cost_usd": 0},
         {"max_tokens": 0},
         {"fallbacks": [5]},
+        {"timeout_s": 10**400},
+        {"max_cost_usd": 10**5000},
+        {"max_retries": 10**400},
+        {"passes": 10**5000},
+        {"context_tokens": 10**400},
+        {"weights": [10**400]},
     ],
-    ids=lambda value: str(value),
+    ids=lambda options: next(iter(options)),
 )
 def test_impossible_options_are_refused_by_name(options: dict[str, Any]) -> None:
     (name,) = options

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import math
+import random
+from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from art_ruler.stats import (
-    flip_rate,
+    agreement,
     kendall_tau,
-    mean_kendall_tau,
     num_beaten,
     pairwise_accuracy,
     pearson,
@@ -39,12 +40,45 @@ def test_kendalls_tau_by_hand(xs: list[float | None], ys: list[float | None], ta
 
 def test_tau_and_flips_over_passes() -> None:
     passes = [[1.0, 2.0, 3.0], [1.0, 3.0, 2.0], [1.0, 2.0, 3.0]]
-    assert mean_kendall_tau(passes) == pytest.approx((1 / 3 + 1 + 1 / 3) / 3)
-    assert flip_rate(passes) == pytest.approx(2 / 9)
-    assert flip_rate([[1.0, 2.0], [2.0, 1.0]]) == 1.0
-    assert flip_rate([[1.0, 1.0], [2.0, 1.0]]) is None
-    assert flip_rate([[1.0, 2.0]]) is None
-    assert mean_kendall_tau([[1.0, 2.0]]) is None
+    assert agreement(passes) == (pytest.approx((1 / 3 + 1 + 1 / 3) / 3), pytest.approx(2 / 9))
+    assert agreement([[1.0, 2.0], [2.0, 1.0]]) == (-1.0, 1.0)
+    assert agreement([[1.0, 1.0], [2.0, 1.0]]) == (None, None)
+    assert agreement([[1.0, 2.0]]) == (None, None)
+
+
+@given(values, st.data())
+def test_pairs_are_counted_as_by_looking_at_each(xs: list[float], data: st.DataObject) -> None:
+    ys = data.draw(st.lists(st.integers(0, 5).map(float), min_size=len(xs), max_size=len(xs)))
+    both = list(zip(xs, ys, strict=True))
+    pairs = [((x1 > x2) - (x1 < x2), (y1 > y2) - (y1 < y2)) for (x1, y1), (x2, y2) in combinations(both, 2)]
+    signs = [x * y for x, y in pairs]
+    compared, flips = sum(sign != 0 for sign in signs), signs.count(-1)
+    untied = sum(x != 0 for x, _ in pairs) * sum(y != 0 for _, y in pairs)
+    tau, rate = agreement([xs, ys])
+    assert tau == (pytest.approx(sum(signs) / math.sqrt(untied)) if untied else None)
+    assert rate == (pytest.approx(flips / compared) if compared else None)
+    told = [(x, y) for x, y in pairs if y]
+    accuracy = sum((1 + x * y) / 2 for x, y in told) / len(told) if told else None
+    assert pairwise_accuracy(xs, ys) == (None if accuracy is None else pytest.approx(accuracy))
+
+
+class Counted(float):
+    """Counts how often one of them is compared."""
+
+    comparisons = 0
+
+    def __lt__(self, other: float) -> bool:
+        Counted.comparisons += 1
+        return super().__lt__(other)
+
+
+def test_a_large_group_is_compared_without_looking_at_each_pair() -> None:
+    draw = random.Random(0)
+    passes = [[Counted(draw.random()) for _ in range(2000)] for _ in range(2)]
+    Counted.comparisons = 0
+    agreement(passes)
+    num_beaten(passes[0])
+    assert 2000 < Counted.comparisons < 2000 * 200  # of two million pairs
 
 
 def test_ranks_and_how_many_are_beaten() -> None:

@@ -45,6 +45,23 @@ OTHER = answer(entry("BCD", 0.0), entry("FGH", 0.0))
         f"First try: {OTHER}\nCorrected: {GOOD}",
         f'The settings are {{"a": 1}} and the verdict is\n{GOOD}\nwith {{}} and {{"b": 2}}',
         f"a set {{x}} and {{y: 1}} then {GOOD}",
+        f"Sure,\n{GOOD}",
+        f"Here you go, {GOOD}",
+        f'BCD says "hello", FGH ends with "done."\n\n{GOOD}',
+        f'The winner is "FGH":\n\n{GOOD}',
+        f"It's FGH's,\n\n{GOOD}",
+        f"[1] says so, [see there] too: {GOOD}",
+        f'The settings {{"a": x}} are broken. {GOOD}',
+        f'<think effort="high">{OTHER}</think>{GOOD}',
+        f"<|think|>{OTHER}<|/think|>{GOOD}",
+        f"<thoughts>{OTHER}</thoughts>{GOOD}",
+        f"<analysis>{OTHER}</analysis>{GOOD}",
+        f"<seed:think>{OTHER}</seed:think>{GOOD}",
+        f"[THINK]{OTHER}[/THINK]{GOOD}",
+        f"◁think▷{OTHER}◁/think▷{GOOD}",
+        f"<|begin_of_thought|>{OTHER}<|end_of_thought|>{GOOD}",
+        f"<|channel|>analysis<|message|>{OTHER}<|end|><|start|>assistant<|channel|>final<|message|>{GOOD}",
+        f'<think>so {{"scores": [ or</think>{GOOD}',
         json.dumps(json.loads(GOOD), indent=4),
     ],
 )
@@ -92,6 +109,28 @@ MALFORMED = {
     "cut in an entry": GOOD[:60],
     "only thought": f"<think>{GOOD}</think>",
     "only thought, open": f"<think>{GOOD}",
+    **{
+        f"only thought, {tag}": f"{tag} I could say {GOOD} but"
+        for tag in (
+            '<think effort="high">',
+            "<|think|>",
+            "<thoughts>",
+            "<thought>",
+            "<analysis>",
+            "<reasoning>",
+            "[THINK]",
+            "[think]",
+            "◁think▷",
+            "<seed:think>",
+            "<scratchpad>",
+            "<|begin_of_thought|>",
+            "<|channel|>analysis<|message|>",
+        )
+    },
+    "in a list": f"[{GOOD}]",
+    "in a list in prose": f"These:\n[\n  {GOOD},\n  {GOOD}\n]",
+    "in a list that breaks off": f"These:\n[\n  {GOOD},\n",
+    "in an object that breaks off": f'So: {{"result":\n{GOOD}\n',
     "inside broken JSON": f'{{"scores": [{{"id": "BCD", "explanation": "it said {GOOD}", "score": 0.1}}',
     "inside a quotation": f'It said "{GOOD}" and so on',
     "key twice": '{"scores": [], "scores": [' + GOOD[12:],
@@ -127,6 +166,50 @@ def test_a_malformed_answer_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", [v for k, v in MALFORMED.items() if k not in ("later answer faulty",)])
 def test_a_malformed_answer_gives_no_score(text: str) -> None:
     assert read_verdict(text, IDS).scores == {}
+
+
+def test_an_answer_that_was_cut_is_one_only_if_it_ends_with_its_verdict() -> None:
+    for text in (GOOD, f"Well:\n{GOOD}\n", f"```json\n{GOOD}\n```"):
+        assert read_verdict(text, IDS, cut=True).is_sound
+    for text in (f"A first draft: {GOOD}\nHmm, but FGH is clearly wrong, so its score must be", f"{GOOD} {{"):
+        verdict = read_verdict(text, IDS, cut=True)
+        assert not verdict.is_sound
+        assert verdict.scores == {}
+
+
+@pytest.mark.parametrize("scores", [(8, 0.4), ("8", 0.4), (-0.1, 0.4), (1e9, 1), (0.4, 1.0001)])
+def test_an_answer_on_another_scale_is_no_answer_at_all(scores: tuple[Any, Any]) -> None:
+    for order in (scores, scores[::-1]):
+        verdict = read_verdict(answer(entry("BCD", order[0]), entry("FGH", order[1])), IDS)
+        assert verdict.scores == {}
+        assert any("is not between 0 and 1" in fault for fault in verdict.faults)
+    foreign = read_verdict(answer(entry("BCD", 1), entry("FGH", 0.4), entry("XXX", 8)), IDS)
+    assert foreign.scores == {}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "piece",
+    [
+        'x{"',
+        "{}</think>",
+        "{}",
+        '{"a":',
+        '{"a":x}',
+        '{"scores":x}',
+        "[",
+        "[[x]]",
+        "{",
+        "<think ",
+        '"{}" ',
+        '{"a\\',
+        "{ ",
+        "'{}",
+    ],
+)
+def test_no_answer_takes_long_to_read(piece: str) -> None:
+    """Minutes, or hours, if the time grew with the square of the length."""
+    read_verdict(piece * 100_000, IDS)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from art_ruler.errors import (
     JudgeUnavailableError,
     RulerError,
 )
-from art_ruler.types import Agreement, JudgeModel, JudgeReply, JudgeRequest, Result, Usage, Verdict
+from art_ruler.types import Agreement, JudgeModel, JudgeReply, JudgeRequest, Pass, Result, Usage, Verdict
 
 if TYPE_CHECKING:
     from art_ruler._litellm import LiteLLMJudge
@@ -43,6 +43,7 @@ __all__ = [
     "JudgeRequest",
     "JudgeUnavailableError",
     "LiteLLMJudge",
+    "Pass",
     "Result",
     "Ruler",
     "RulerError",

@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import time
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,6 +42,7 @@ _NO_KEY = "none"
 _NOT_SET_UP = re.compile(
     r"missing credentials|missing \S+ api[ _]key|api_key client option|No module named", re.IGNORECASE
 )
+_LOOPBACK = re.compile(r"localhost|127(?:\.\d+){3}|::1|0\.0\.0\.0")
 _import_lock = threading.Lock()
 
 
@@ -71,6 +73,7 @@ class LiteLLMJudge:
             raise ConfigError(f"api_base is {shown!r}; wanted a URL, such as 'http://127.0.0.1:8000/v1'")
         self.name = model
         self.context_tokens = context_tokens
+        self.usd_per_token: tuple[float, float] | None = None
         self._api_base, self._api_key = api_base, api_key
         self._headers, self._params = dict(extra_headers or {}), _checked_params(judge_params or {})
         self._timeout_s = timeout_s
@@ -87,7 +90,7 @@ class LiteLLMJudge:
     @property
     def fingerprint(self) -> str:
         """Tells judges apart that may answer differently; holds no key and no header."""
-        asked = [self.name, re.sub(r"//[^/@]*@", "//", self._api_base or ""), self._params]
+        asked = [self.name, _server(self.name, self._api_base), self._params]
         return json.dumps(asked, sort_keys=True, default=str)
 
     async def prepare(self) -> None:
@@ -99,8 +102,10 @@ class LiteLLMJudge:
         if self._litellm is None:
             litellm = await asyncio.to_thread(_import_litellm)
             self._model = _with_provider(litellm, self.name, self._api_base)
+            known = _known_facts(litellm, self._model)
             if self.context_tokens is None:
-                self.context_tokens = _known_context(litellm, self._model)
+                self.context_tokens = _known_context(known)
+            self.usd_per_token = _known_price(known)
             self._litellm = litellm
 
     async def complete(self, request: JudgeRequest) -> JudgeReply:
@@ -229,12 +234,36 @@ def _with_provider(litellm: Any, model: str, api_base: str | None) -> str:
     return f"openai/{model}" if provider in (None, "openai") and not model.startswith("openai/") else model
 
 
-def _known_context(litellm: Any, model: str) -> int | None:
+def _known_facts(litellm: Any, model: str) -> Mapping[str, Any]:
     try:
-        found = litellm.get_model_info(model).get("max_input_tokens")
+        return dict(litellm.get_model_info(model))
     except Exception:  # noqa: BLE001 - it has no entry for most models of private servers
-        return None
+        return {}
+
+
+def _known_context(known: Mapping[str, Any]) -> int | None:
+    found = known.get("max_input_tokens")
     return found if isinstance(found, int) and found > 0 else None
+
+
+def _known_price(known: Mapping[str, Any]) -> tuple[float, float] | None:
+    asked, answered = known.get("input_cost_per_token"), known.get("output_cost_per_token")
+    return None if asked is None or answered is None else (float(asked), float(answered))
+
+
+def _server(model: str, api_base: str | None) -> str:
+    """What tells the server apart that a model of this name is asked at, without user and password.
+
+    `api_base`, else what litellm reads from the environment. A server on this machine gets another port each time it
+    is started: there the port does not count.
+    """
+    provider = model.partition("/")[0].upper() if "/" in model else "OPENAI"
+    names = (f"{provider}_BASE_URL", f"{provider}_API_BASE")
+    base = api_base or next((os.environ[name] for name in names if os.environ.get(name)), "")
+    parts = urllib.parse.urlsplit(re.sub(r"//[^/@]*@", "//", base))
+    if _LOOPBACK.fullmatch(parts.hostname or ""):
+        parts = parts._replace(netloc="localhost")
+    return parts.geturl()
 
 
 def _response_format(used: int, schema: dict[str, Any]) -> dict[str, Any]:
@@ -250,15 +279,17 @@ def _reply(response: Any) -> JudgeReply:
     usage = getattr(response, "usage", None)
     hidden = getattr(response, "_hidden_params", None) or {}
     cost = hidden.get("response_cost")
+    prompt_tokens = getattr(usage, "prompt_tokens", 0) or 0
+    completion_tokens = getattr(usage, "completion_tokens", 0) or 0
     reason = getattr(choice, "finish_reason", None)
     refusal = getattr(message, "refusal", None)
     if not refusal and reason == "content_filter":
         refusal = "the provider's content filter stopped it"
     return JudgeReply(
         text=getattr(message, "content", None) or "",
-        prompt_tokens=getattr(usage, "prompt_tokens", 0) or 0,
-        completion_tokens=getattr(usage, "completion_tokens", 0) or 0,
-        cost_usd=float(cost) if isinstance(cost, int | float) else None,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        cost_usd=float(cost) if isinstance(cost, int | float) and (prompt_tokens or completion_tokens) else None,
         cut=reason == "length",
         refusal=refusal or None,
     )
@@ -276,7 +307,7 @@ def _retry_after(error: Exception) -> float | None:
         except ValueError:
             try:
                 seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-            except ValueError:
+            except (ValueError, OverflowError):  # a year that no calendar has
                 continue
         if seconds == seconds and seconds < float("inf"):
             return max(0.0, seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +20,12 @@ from art_ruler.errors import ConfigError, JudgeUnavailableError, RulerError
 from art_ruler.inputs import Transcript, digest, read_trajectories
 from art_ruler.passes import PassOutcome, Plan, run_pass
 from art_ruler.prompt import DEFAULT_RUBRIC
-from art_ruler.stats import flip_rate, mean_kendall_tau, num_beaten, ranks
-from art_ruler.types import Agreement, JudgeModel, Result, Usage, Verdict
+from art_ruler.stats import agreement, num_beaten, ranks
+from art_ruler.types import Agreement, JudgeModel, Pass, Result, Usage, Verdict
 
 Reward = Literal["score", "rank", "normalized_rank"]
 OnFormatError = Literal["none", "raise"]
+_HUGE = 10**18
 
 
 class Ruler:
@@ -39,14 +39,14 @@ class Ruler:
     `passes` shows the group that many times, each time in a new order drawn from `seed`; "auto" goes on until no
     single pass decides the order, at most 6 times. Groups of more than `max_group`, or of more than fits in
     `context_tokens` (one number, or one for each judge name; default: what litellm knows of the model), are judged in
-    chunks with shared anchors. `reward` decides what `Result.scores` holds: the score in [0, 1]; "rank", the number
-    of others an attempt beats, ties counting half; or "normalized_rank", that divided by the number of others (1.0
-    where there is none).
+    chunks with shared anchors. `reward` decides what `Result.scores` holds, always higher for the better: the score in
+    [0, 1]; "rank", the number of others an attempt beats, ties counting half; or "normalized_rank", that divided by the
+    number of others (1.0 where there is none).
 
     `max_concurrency` limits the calls in flight in one event loop, `timeout_s` one call, `total_timeout_s` one
-    `score`, in seconds. A call that can succeed later is made again up to `max_retries` times. With `max_cost_usd` or
-    `max_tokens`, over the life of this object, no call begins that would exceed it by what is known of calls so far;
-    what is then not judged is None.
+    `score`, in seconds, without the import of litellm. A call that can succeed later is made again up to `max_retries`
+    times. With `max_cost_usd` or `max_tokens`, over the life of this object, no call begins that would exceed it by its
+    price and by what is known of calls so far; what is then not judged is None.
 
     Raises:
         ConfigError: an option is impossible or does not go with another.
@@ -133,6 +133,7 @@ class Ruler:
         self._max_group, self._total_timeout_s = max_group, total_timeout_s
         self._orders: dict[int, list[list[int]]] = {}
         self._is_repeat = False
+        self._is_ready = False
         self._meter = Meter()
         self._asker = Asker(
             budget=Budget(max_cost_usd=max_cost_usd, max_tokens=max_tokens),
@@ -173,9 +174,12 @@ class Ruler:
         Raises:
             ConfigError: one of them can never be asked, as with a name that has no provider.
         """
-        for judge in (*self._judges, *self._fallbacks):
-            if isinstance(judge, LiteLLMJudge):
-                await judge.prepare()
+        if not self._is_ready:
+            for judge in (*self._judges, *self._fallbacks):
+                if isinstance(judge, LiteLLMJudge):
+                    await judge.prepare()
+                self._asker.budget.check_price(judge)
+            self._is_ready = True
 
     async def score(self, trajectories: Sequence[Any], *, tools: Sequence[Any] | None = None) -> Result:
         """One score for each trajectory, in their order; None where there is no valid one, never a guess.
@@ -193,17 +197,20 @@ class Ruler:
         digests = [digest(transcript) for transcript in transcripts]
         # In an order that the caller's has no influence on: a permuted group is shown the same way.
         members = {key: i for i, key in enumerate(sorted(set(digests)))}
-        unique: list[Transcript] = [transcripts[digests.index(key)] for key in members]
+        by_digest = dict(zip(digests, transcripts, strict=True))
+        unique: list[Transcript] = [by_digest[key] for key in members]
         meter = Meter(self._meter)
         panel = [_Bench([judge, *self._fallbacks], list(members), []) for judge in self._judges]
         late = None
         try:
             if unique:
+                await self.prepare()
                 try:
-                    async with asyncio.timeout(self._total_timeout_s):
-                        await self.prepare()
+                    async with asyncio.timeout(self._total_timeout_s) as limit:
                         await together([self._judge(bench, unique, meter) for bench in panel])
                 except TimeoutError:
+                    if not limit.expired():
+                        raise
                     late = f"not judged within total_timeout_s={self._total_timeout_s}"
             return self._result(panel, [members[key] for key in digests], meter, late)
         except RulerError as error:
@@ -224,46 +231,52 @@ class Ruler:
             shown = self._orders[len(transcripts)] = orders(len(transcripts), num_passes, draw, in_turn=is_auto)
         if self._is_repeat:
             shown, num_passes, is_auto = shown[:1], 1, False
-        bench.outcomes += [PassOutcome() for _ in shown]
         made = 0
         while made < num_passes:
             ahead = min(MIN_AUTO_PASSES, num_passes) if is_auto and not made else 1 if is_auto else num_passes
+            bench.outcomes += [PassOutcome(bench.judges[0].name) for _ in range(ahead)]
             await together(
                 [self._pass(bench, i, shown[i], transcripts, meter) for i in range(made, made + ahead)],
             )
             made += ahead
-            if is_auto and is_settled([outcome.scores for outcome in bench.outcomes[:made]]):
+            if is_auto and is_settled([outcome.scores for outcome in bench.outcomes]):
                 break
-        del bench.outcomes[made:]
 
     async def _pass(
         self, bench: _Bench, number: int, order: list[int], transcripts: Sequence[Transcript], meter: Meter
     ) -> None:
-        for place, judge in enumerate(bench.judges):
-            bench.outcomes[number] = outcome = PassOutcome()
-            try:
-                plan = self._plan(bench, judge, transcripts, meter)
-                await run_pass(
-                    Again(judge) if self._is_repeat else judge,
-                    plan,
-                    order,
-                    rubric=self._rubric,
-                    seed=f"{self._seed}/{number}",
-                    asker=self._asker,
-                    meter=meter,
-                    outcome=outcome,
-                )
-                return
-            except JudgeUnavailableError as error:
-                if place + 1 < len(bench.judges):
+        failures: list[JudgeUnavailableError] = []
+        try:
+            for place, judge in enumerate(bench.judges):
+                if place:
                     meter.add(fallbacks=1)
-                    continue
-                if not error.retryable:
-                    raise
-                bench.unavailable = error
-                for member in order:
-                    if member not in outcome.scores:
-                        outcome.problems[member] = str(error)
+                outcome = PassOutcome(judge.name, is_fallback=place > 0)
+                try:
+                    plan = self._plan(bench, judge, transcripts, meter)
+                    await run_pass(
+                        Again(judge) if self._is_repeat else judge,
+                        plan,
+                        order,
+                        rubric=self._rubric,
+                        seed=f"{self._seed}/{number}",
+                        asker=self._asker,
+                        meter=meter,
+                        outcome=outcome,
+                    )
+                finally:  # judges have a scale each: the one that scored most is heard, also when time runs out
+                    if len(outcome.scores) >= len(bench.outcomes[number].scores):
+                        bench.outcomes[number] = outcome
+                if not outcome.failures:
+                    return
+                failures += outcome.failures
+        finally:
+            if not bench.outcomes[number].is_answered:
+                meter.add(failed_passes=1)
+        failure = next((error for error in failures if error.retryable), failures[-1])
+        bench.outcomes[number].failures = [failure]
+        bench.unavailable = bench.unavailable or failure
+        if not bench.outcomes[number].scores and not failure.retryable and not failure.is_about_request:
+            raise failure
 
     def _plan(self, bench: _Bench, judge: JudgeModel, transcripts: Sequence[Transcript], meter: Meter) -> Plan:
         if (plan := bench.plans.get(id(judge))) is not None:
@@ -289,9 +302,9 @@ class Ruler:
         outcomes = [outcome for bench in panel for outcome in bench.outcomes]
         scores = weighted([average([o.scores for o in bench.outcomes]) for bench in panel], self._weights)
         if members and not scores:
-            for bench in panel:
-                if bench.unavailable is not None:
-                    raise bench.unavailable
+            failures = [bench.unavailable for bench in panel if bench.unavailable is not None]
+            if failures:
+                raise next((error for error in failures if error.retryable), failures[0])
             if late:
                 raise JudgeUnavailableError(f"no attempt was judged: {late}", retryable=True)
         by_member = [scores.get(member) for member in members]
@@ -314,8 +327,9 @@ class Ruler:
         return Result(
             scores=tuple(_rewards(by_member, self._reward)),
             verdicts=tuple(verdicts),
-            agreement=Agreement(mean_kendall_tau(vectors), flip_rate(vectors), len(made)),
+            agreement=Agreement(*agreement(vectors), len(made)),
             usage=meter.usage,
+            passes=tuple([_reported(outcome, late) for outcome in outcomes]),
         )
 
 
@@ -330,6 +344,18 @@ class _Bench:
     def __post_init__(self) -> None:
         self.plans: dict[int, Plan] = {}
         self.unavailable: JudgeUnavailableError | None = None
+
+
+def _reported(outcome: PassOutcome, late: str | None) -> Pass:
+    if outcome.is_answered:
+        return Pass(outcome.judge, outcome.is_fallback)
+    failure = outcome.failures[0] if outcome.failures else None
+    return Pass(
+        outcome.judge,
+        outcome.is_fallback,
+        str(failure or outcome.stop or late or "not begun"),
+        is_retryable=failure is None or failure.retryable,
+    )
 
 
 def _problem(panel: Sequence[_Bench], member: int, late: str | None) -> str:
@@ -361,6 +387,9 @@ def _check_number(
     name: str, value: Any, *, at_least: float | None = None, above: float | None = None, whole: bool = False
 ) -> None:
     bound = f"at least {at_least}" if at_least is not None else f"above {above}"
-    fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and math.isfinite(value)
+    bound += f", below {_HUGE:.0e}"
+    fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and abs(value) < _HUGE
     if not fits or (at_least is not None and value < at_least) or (above is not None and value <= above):
-        raise ConfigError(f"{name} is {value!r}; wanted a {'whole ' if whole else ''}number, {bound}")
+        is_huge = isinstance(value, int) and abs(value) >= _HUGE  # too long to be written out
+        got = f"an integer of {value.bit_length()} bits" if is_huge else repr(value)
+        raise ConfigError(f"{name} is {got}; wanted a {'whole ' if whole else ''}number, {bound}")

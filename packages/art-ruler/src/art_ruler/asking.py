@@ -4,16 +4,15 @@ once where the answer is faulty."""
 from __future__ import annotations
 
 import asyncio
-import weakref
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
-from art_ruler.budget import Budget, Meter
+from art_ruler.budget import Budget, BudgetSpent, Meter, price
 from art_ruler.cache import ReplyCache
 from art_ruler.cutting import estimate_tokens
-from art_ruler.errors import JudgeFormatError, JudgeUnavailableError, RequestRefusedError
+from art_ruler.errors import ConfigError, JudgeFormatError, JudgeUnavailableError, RequestRefusedError
 from art_ruler.prompt import repair_messages
 from art_ruler.types import JudgeModel, JudgeReply, JudgeRequest
 from art_ruler.verdict import ReadVerdict, read_verdict
@@ -22,11 +21,8 @@ MAX_RETRY_AFTER_S = 120.0
 """A provider that asks to wait longer than this is not waited for."""
 _MAX_DOWNGRADES = 12  # two for the format, and more parameters than anybody sends
 _ANSWER_TOKENS_PER_ID = 60
+_TIMED_OUT = 408
 _backoff = wait_random_exponential(multiplier=0.5, max=30)
-
-
-class BudgetSpent(Exception):  # noqa: N818
-    """There is no budget for the call. Not an error: what was not judged stays unscored."""
 
 
 class Again:
@@ -36,6 +32,7 @@ class Again:
     def __init__(self, judge: JudgeModel) -> None:
         self.name = judge.name
         self.fingerprint = f"{getattr(judge, 'fingerprint', judge.name)} again"
+        self.usd_per_token = getattr(judge, "usd_per_token", None)
         self._judge = judge
 
     async def complete(self, request: JudgeRequest) -> JudgeReply:
@@ -59,9 +56,7 @@ class Asker:
         self._cache = cache
         self._max_concurrency, self._timeout_s, self._max_retries = max_concurrency, timeout_s, max_retries
         self._on_format_error = on_format_error
-        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._in_loop: dict[asyncio.AbstractEventLoop, _InLoop] = {}
 
     async def ask(self, judge: JudgeModel, request: JudgeRequest, meter: Meter) -> ReadVerdict:
         """The verdict of `judge`, with what is valid in it; its faults tell what is not.
@@ -81,8 +76,8 @@ class Asker:
         if not verdict.is_sound:
             reply, verdict = await self._repaired(judge, request, reply, verdict, meter)
         if verdict.is_sound:
-            if self._cache is not None:
-                self._cache.put(judge, request, reply.text)
+            if self._cache is not None and not self._cache.put(judge, request, reply.text):
+                meter.add(cache_failures=1)
         elif self._on_format_error == "raise":
             raise JudgeFormatError(
                 f"judge {judge.name!r}: its answer cannot be used, also after it was asked to repair it: "
@@ -135,50 +130,120 @@ class Asker:
         raise JudgeUnavailableError(f"judge {judge.name!r}: its provider refuses every form of the request")
 
     async def _call_once(self, judge: JudgeModel, request: JudgeRequest, meter: Meter, *, is_retry: bool) -> JudgeReply:
-        num_tokens = sum(estimate_tokens(message["content"]) for message in request.messages)
-        num_tokens += _ANSWER_TOKENS_PER_ID * len(request.ids)
-        async with self._slot():
-            if not self.budget.begin(num_tokens):
-                meter.add(stopped_calls=1)
-                raise BudgetSpent(f"the budget ({self.budget.limit}) is spent")
-            meter.add(calls=1, retries=int(is_retry))
-            reply = None
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    reply = await judge.complete(request)
-            except TimeoutError:
-                timeout: JudgeUnavailableError | None = JudgeUnavailableError(
-                    f"judge {judge.name!r}: no answer within {self._timeout_s} s; allow more with timeout_s",
-                    retryable=True,
-                )
-            else:
-                timeout = None
-            finally:
-                if reply is None:
-                    meter.add(failed_calls=1)
-                    self.budget.end(num_tokens, None, judge.name)
-            if timeout is not None or reply is None:
-                raise timeout or AssertionError("no reply and no exception")
-            meter.add(
-                prompt_tokens=reply.prompt_tokens,
-                completion_tokens=reply.completion_tokens,
-                cost_usd=reply.cost_usd,
-                unpriced_calls=int(reply.cost_usd is None),
-            )
-            self.budget.end(num_tokens, reply, judge.name)
-            return reply
+        here = self._here()
+        async with here.slots:
+            if self.budget.needs_price(judge):  # calls that begin side by side could together exceed the limit
+                async with here.pricing:
+                    if self.budget.needs_price(judge):
+                        return await self._send(judge, request, meter, is_retry=is_retry)
+            return await self._send(judge, request, meter, is_retry=is_retry)
 
-    def _slot(self) -> asyncio.Semaphore:
+    async def _send(self, judge: JudgeModel, request: JudgeRequest, meter: Meter, *, is_retry: bool) -> JudgeReply:
+        try:
+            hold = self.budget.begin(
+                judge,
+                sum([estimate_tokens(message["content"]) for message in request.messages]),
+                _ANSWER_TOKENS_PER_ID * len(request.ids),
+            )
+        except BudgetSpent:
+            meter.add(stopped_calls=1)
+            raise
+        meter.add(calls=1, retries=int(is_retry))
+        reply: JudgeReply | None = None
+        failure: JudgeUnavailableError | None = None
+        is_given_up = False
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                reply = await _answer(judge, request)
+        except TimeoutError as error:
+            is_given_up = True
+            said = f"no answer within {self._timeout_s} s; allow more with timeout_s"
+            failure = JudgeUnavailableError(
+                f"judge {judge.name!r}: {said if limit.expired() else f'TimeoutError: {error}'}", retryable=True
+            )
+        except asyncio.CancelledError:
+            is_given_up = True
+            raise
+        except JudgeUnavailableError as error:
+            is_given_up = error.status == _TIMED_OUT
+            raise
+        finally:
+            if reply is None:
+                meter.add(failed_calls=1)
+                if is_given_up:  # the provider may have worked on it, and bills that
+                    meter.add(
+                        prompt_tokens=hold.prompt_tokens,
+                        completion_tokens=hold.completion_tokens,
+                        cost_usd=hold.cost_usd,
+                        estimated_calls=1,
+                        unpriced_calls=int(hold.cost_usd is None),
+                    )
+                self.budget.end(
+                    hold,
+                    hold.total_tokens if is_given_up else 0,
+                    hold.cost_usd if is_given_up else 0.0,
+                    is_answered=False,
+                )
+        if failure is not None or reply is None:
+            raise failure or AssertionError("no reply and no exception")
+        prompt_tokens, completion_tokens, cost_usd = reply.prompt_tokens, reply.completion_tokens, reply.cost_usd
+        is_estimated = not prompt_tokens and not completion_tokens
+        if is_estimated:
+            prompt_tokens, completion_tokens = hold.prompt_tokens, estimate_tokens(reply.text)
+        if cost_usd is None:
+            cost_usd = price(judge, prompt_tokens, completion_tokens)
+        meter.add(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            cost_usd=cost_usd,
+            unpriced_calls=int(cost_usd is None),
+            estimated_calls=int(is_estimated),
+        )
+        self.budget.end(hold, prompt_tokens + completion_tokens, cost_usd, is_answered=True)
+        self.budget.check_price(judge)
+        return reply
+
+    def _here(self) -> _InLoop:
         loop = asyncio.get_running_loop()
-        if (slots := self._slots.get(loop)) is None:  # a semaphore belongs to the loop that first waits for it
-            slots = self._slots[loop] = asyncio.Semaphore(self._max_concurrency)
-        return slots
+        if (here := self._in_loop.get(loop)) is None:
+            for other in list(self._in_loop):
+                if other.is_closed():
+                    self._in_loop.pop(other, None)
+            here = self._in_loop[loop] = _InLoop(asyncio.Semaphore(self._max_concurrency))
+        return here
+
+
+@dataclass
+class _InLoop:
+    """What belongs to one event loop: a semaphore and a lock do, to the one that first waits for them."""
+
+    slots: asyncio.Semaphore
+    pricing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+async def _answer(judge: JudgeModel, request: JudgeRequest) -> JudgeReply:
+    """The answer of `judge`, which anybody may have written.
+
+    Raises:
+        ConfigError: it is not what a judge returns.
+    """
+    answer: Any = judge.complete(request)
+    if hasattr(answer, "__await__"):
+        answer = await answer
+        if isinstance(answer, JudgeReply) and isinstance(answer.text, str):
+            return answer
+        got = "a JudgeReply whose text is no str" if isinstance(answer, JudgeReply) else f"a {type(answer).__name__}"
+        raise ConfigError(f"judge {judge.name!r}: its complete() gave {got}; wanted a JudgeReply(text=...)")
+    raise ConfigError(
+        f"judge {judge.name!r}: its complete() is not async, it returned a {type(answer).__name__}; wanted "
+        "`async def complete(self, request)` that returns a JudgeReply"
+    )
 
 
 def _read(reply: JudgeReply, ids: tuple[str, ...]) -> ReadVerdict:
     if reply.refusal:
         return ReadVerdict(faults=(f"the judge refused: {reply.refusal[:200]}",))
-    verdict = read_verdict(reply.text, ids)
+    verdict = read_verdict(reply.text, ids, cut=reply.cut)
     if reply.cut and not verdict.is_sound:
         cut = "it was cut at the token limit of the answer, so write shorter explanations, or none"
         return replace(verdict, faults=(cut, *verdict.faults))

@@ -17,7 +17,7 @@ from art_ruler.attacks import ATTACK_KINDS, Attack, AttackKind, draw_attacks
 from art_ruler.batch import for_each, leaves_others_a_chance
 from art_ruler.errors import DataError, RulerError
 from art_ruler.inputs import read_trajectories
-from art_ruler.stats import flip_rate, kendall_tau, mean_kendall_tau, pairwise_accuracy, spearman
+from art_ruler.stats import agreement, kendall_tau, pairwise_accuracy, spearman
 from art_ruler.types import Result, Usage
 
 if TYPE_CHECKING:
@@ -240,8 +240,9 @@ async def _judge(
         where = f"{group.where} (asked twice)"
         again = await _score(ruler.repeating(), tally, where, group.trajectories, group.tools)
         passes = [_first_pass(result), _first_pass(again)] if again else []
-        tally.note(number, "noise", flip_rate(passes))
-        tally.note(number, "self_agreement", mean_kendall_tau(passes))
+        tau, flips = agreement(passes)
+        tally.note(number, "noise", flips)
+        tally.note(number, "self_agreement", tau)
     return scores
 
 

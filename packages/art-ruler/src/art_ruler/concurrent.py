@@ -34,9 +34,16 @@ class _BackgroundLoop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._pid = 0
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError(
+                "score_sync was called by what a score_sync runs, such as a judge's `complete`, and would wait for "
+                "itself for ever; there, await score()"
+            )
         future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
         try:
             return future.result()
@@ -48,7 +55,8 @@ class _BackgroundLoop:
         with self._lock:
             if self._loop is None or self._pid != os.getpid():  # threads do not survive a fork
                 loop = asyncio.new_event_loop()
-                threading.Thread(target=loop.run_forever, name="art-ruler", daemon=True).start()
+                self._thread = threading.Thread(target=loop.run_forever, name="art-ruler", daemon=True)
+                self._thread.start()
                 self._loop, self._pid = loop, os.getpid()
             return self._loop
 
@@ -57,5 +65,9 @@ _background = _BackgroundLoop()
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of `coroutine`, from any thread, whether an event loop runs in it or not."""
+    """The result of `coroutine`, from any thread, whether an event loop runs in it or not.
+
+    Raises:
+        RuntimeError: the thread is the one that such coroutines run on.
+    """
     return _background.run(coroutine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 Scores = Mapping[int, float]
 AUTO_PASSES = 6
@@ -20,34 +20,54 @@ _TIE = 1e-9
 def orders(count: int, num_passes: int, draw: random.Random, *, in_turn: bool = False) -> list[list[int]]:
     """One order of `count` members for each pass.
 
-    Rows of a Williams design (Williams 1949) under random names: in a full cycle of `count` passes each member is shown
-    at each place once, and half a cycle apart the order is reversed. The passes are spread evenly over the cycle, so
-    that any number of them evens out places; with `in_turn` they come as an order and its reverse, so that stopping
-    after any even number does. Every further cycle draws new names.
+    Rows of a Williams design (Williams 1949) under random names: `count` rows show each member at each place once. Of
+    an even count, half of the rows are the other half reversed; an odd count needs the reversed rows as well, `2 *
+    count` in all. Passes are spread evenly over the rows, an even number of them for an odd count as orders and their
+    reverses, so that places even out. With `in_turn` they always come as an order and its reverse, so that stopping
+    after any even number evens out places too. When the rows are used up, new names are drawn.
     """
     if count < 2:
         return [list(range(count)) for _ in range(num_passes)]
     zigzag = [(i + 1) // 2 if i % 2 else (count - i // 2) % count for i in range(count)]
     made: list[list[int]] = []
-    while len(made) < num_passes:
+    while (left := num_passes - len(made)) > 0:
         names = list(range(count))
         draw.shuffle(names)
-        length = count if in_turn else min(count, num_passes - len(made))
-        for step in range(min(length, num_passes - len(made))):
-            shift = step // 2 + (step % 2) * (count // 2) if in_turn else step * count // length
-            made.append([names[(place + shift) % count] for place in zigzag])
-    return made
+        in_pairs = in_turn or (count % 2 == 1 and left % 2 == 0)
+        num_rows = min(count if count % 2 else count // 2, (left + 1) // 2) if in_pairs else min(count, left)
+        for row in range(num_rows):
+            shift = row if in_turn else row * count // num_rows
+            order = [names[(place + shift) % count] for place in zigzag]
+            made += [order, order[::-1]] if in_pairs else [order]
+    return made[:num_passes]
 
 
 def average(passes: Sequence[Scores]) -> dict[int, float]:
-    """The mean of the passes that scored a member."""
+    """The mean of the passes that scored everybody who has any score.
+
+    Each pass has a scale of its own: a member that a low one left out would gain by that. Where every pass left
+    somebody out, the members that all of them scored get their mean, and the others what the passes that scored them
+    say on the scale of those means. A pass that has nobody in common with larger ones is not heard.
+    """
+    passes = [scores for scores in passes if scores]
     if len(passes) == 1:
         return dict(passes[0])
-    members = sorted({member for scores in passes for member in scores})
-    return {
+    everybody = sorted({member for scores in passes for member in scores})
+    whole = [scores for scores in passes if len(scores) == len(everybody)]
+    if whole:
+        return {member: math.fsum([scores[member] for scores in whole]) / len(whole) for member in everybody}
+    heard: list[Scores] = []
+    common = set(everybody)
+    for scores in sorted(passes, key=len, reverse=True):
+        if shared := common & scores.keys():
+            heard.append(scores)
+            common = shared
+    means = {member: math.fsum([scores[member] for scores in heard]) / len(heard) for member in sorted(common)}
+    scaled = [on_scale(scores, means) for scores in heard]
+    return means | {
         member: math.fsum(found) / len(found)
-        for member in members
-        if (found := [scores[member] for scores in passes if member in scores])
+        for member in everybody
+        if member not in means and (found := [scores[member] for scores in scaled if member in scores])
     }
 
 
@@ -149,7 +169,13 @@ def _interpolated(x: float, points: Sequence[tuple[float, float]]) -> float:
     return points[-1][1]
 
 
-def _order(scores: Scores) -> list[int]:
-    """For each pair of members whether the first is above (1), below (-1) or level with (0) the second."""
-    gaps = (scores[a] - scores[b] for a, b in combinations(sorted(scores), 2))
-    return [0 if abs(gap) < _TIE else 1 if gap > 0 else -1 for gap in gaps]
+def _order(scores: Scores) -> list[list[int]]:
+    """The members from the lowest score to the highest; those that are level stand together."""
+    levels: list[list[int]] = []
+    last = -math.inf
+    for member in sorted(scores, key=lambda member: scores[member]):
+        if scores[member] - last >= _TIE:
+            levels.append([])
+        levels[-1].append(member)
+        last = scores[member]
+    return [sorted(level) for level in levels]

@@ -53,6 +53,12 @@ class JudgeUnavailableError(RulerError, RuntimeError):
         self.retry_after_s = retry_after_s
         self.status = status
 
+    @property
+    def is_about_request(self) -> bool:
+        """Whether the provider refused this one request (too long, against a policy, malformed), so that others may
+        be answered."""
+        return self.status in (400, 413, 422)
+
 
 class RequestRefusedError(JudgeUnavailableError):
     """The provider refused an option of the request, not the request; the judge has dropped it and can be asked again

@@ -8,12 +8,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from art_ruler.asking import Asker, BudgetSpent
-from art_ruler.budget import Meter
+from art_ruler.asking import Asker
+from art_ruler.budget import BudgetSpent, Meter
 from art_ruler.concurrent import together
 from art_ruler.consensus import choose_anchors, chunk_sizes, num_anchors, on_scale
 from art_ruler.cutting import cut_to, estimate_tokens, transcript_tokens
-from art_ruler.errors import ConfigError
+from art_ruler.errors import ConfigError, JudgeUnavailableError
 from art_ruler.inputs import Transcript, common_prefix_length
 from art_ruler.prompt import (
     ANSWER_SCHEMA,
@@ -32,11 +32,25 @@ _MAX_ANSWER_TOKENS = 8192
 
 @dataclass
 class PassOutcome:
-    """Scores and explanations by member, and for each member without a score why."""
+    """Scores and explanations by member, and for each member without a score why.
 
+    `failures` are requests without an answer, `stop` tells why a request was not made. `is_done` is False until
+    nothing more will come.
+    """
+
+    judge: str
+    is_fallback: bool = False
     scores: dict[int, float] = field(default_factory=dict)
     explanations: dict[int, str] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
+    failures: list[JudgeUnavailableError] = field(default_factory=list)
+    stop: str | None = None
+    is_done: bool = False
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether every request was answered, whatever the answers are worth."""
+        return self.is_done and not self.failures and self.stop is None
 
 
 @dataclass(frozen=True)
@@ -123,8 +137,11 @@ async def run_pass(
 ) -> None:
     """Show the members in `order`; fills `outcome` as answers come, so that what is there stays when this is stopped.
 
+    A request without an answer is a failure of the outcome, and what it showed has no score; the others go on. Only
+    where none has been answered yet, and the next one promises no better, they are not made.
+
     Raises:
-        JudgeUnavailableError, JudgeFormatError: as `Asker.ask`.
+        JudgeFormatError: as `Asker.ask`.
     """
     sizes = chunk_sizes(len(order), plan.group_size)
     chunks = [list(order[sum(sizes[:i]) : sum(sizes[: i + 1])]) for i in range(len(sizes))]
@@ -135,8 +152,12 @@ async def run_pass(
         request = _request(plan, members, rubric, chunk_draw)
         try:
             verdict = await asker.ask(judge, request, meter)
-        except BudgetSpent as stop:
-            outcome.problems.update(dict.fromkeys((m for m in members if m not in outcome.scores), str(stop)))
+        except (BudgetSpent, JudgeUnavailableError) as problem:
+            outcome.problems.update(dict.fromkeys((m for m in members if m not in outcome.scores), str(problem)))
+            if isinstance(problem, JudgeUnavailableError):
+                outcome.failures.append(problem)
+            else:
+                outcome.stop = str(problem)
             return {}
         faults = "; ".join(verdict.faults[:3])
         scores = {}
@@ -165,13 +186,27 @@ async def run_pass(
         outcome.scores.update(reference)
         if reference:
             break
-    else:
+        if _is_hopeless(outcome.failures):
+            outcome.problems.update(
+                dict.fromkeys((member for chunk in chunks for member in chunk), str(outcome.failures[-1]))
+            )
+            break
+    if not outcome.scores:
+        outcome.is_done = True
         return
     anchors = choose_anchors(reference, num_anchors(plan.group_size))
-    if not chunks:
-        return
-    draw_places = random.Random(f"{seed}/{plan.key}/places")
-    await together([placed(members) for members in chunks])
+    if chunks:
+        draw_places = random.Random(f"{seed}/{plan.key}/places")
+        await together([placed(members) for members in chunks])
+    outcome.is_done = True
+
+
+def _is_hopeless(failures: Sequence[JudgeUnavailableError]) -> bool:
+    """Whether a judge that has answered nothing so far will not answer the next request either: it cannot be used as
+    it is set up, or was down for the second time."""
+    if not failures or failures[-1].is_about_request:
+        return False
+    return not failures[-1].retryable or len(failures) > 1
 
 
 def _request(plan: Plan, members: Sequence[int], rubric: str, draw: random.Random) -> JudgeRequest:

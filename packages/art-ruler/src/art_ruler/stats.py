@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 Scores = Sequence[float | None]
@@ -14,30 +17,19 @@ def kendall_tau(xs: Scores, ys: Scores) -> float | None:
 
     None where one of them tells no two positions apart.
     """
-    concordant = untied_x = untied_y = 0
-    for (x1, y1), (x2, y2) in combinations(_both(xs, ys), 2):
-        concordant += _sign(x1 - x2) * _sign(y1 - y2)
-        untied_x += x1 != x2
-        untied_y += y1 != y2
-    return concordant / math.sqrt(untied_x * untied_y) if untied_x and untied_y else None
+    return _counted(xs, ys).tau
 
 
-def mean_kendall_tau(passes: Sequence[Scores]) -> float | None:
-    """The mean tau-b over all pairs of passes that have one."""
-    taus = [tau for a, b in combinations(passes, 2) if (tau := kendall_tau(a, b)) is not None]
-    return sum(taus) / len(taus) if taus else None
+def agreement(passes: Sequence[Scores]) -> tuple[float | None, float | None]:
+    """Over all pairs of passes: the mean tau-b of those that have one, and the flip rate.
 
-
-def flip_rate(passes: Sequence[Scores]) -> float | None:
-    """Of all pairs of items that both of two passes tell apart, over all pairs of passes, the share put in opposite
-    orders by the two."""
-    flips = compared = 0
-    for a, b in combinations(passes, 2):
-        for (x1, y1), (x2, y2) in combinations(_both(a, b), 2):
-            agreement = _sign(x1 - x2) * _sign(y1 - y2)
-            compared += agreement != 0
-            flips += agreement < 0
-    return flips / compared if compared else None
+    The flip rate is the share of pairs of items put in opposite orders by two passes, of those that both tell apart.
+    """
+    pairs = [_counted(a, b) for a, b in combinations(passes, 2)]
+    taus = [pair.tau for pair in pairs if pair.tau is not None]
+    compared = sum(pair.concordant + pair.discordant for pair in pairs)
+    flips = sum(pair.discordant for pair in pairs)
+    return sum(taus) / len(taus) if taus else None, flips / compared if compared else None
 
 
 def ranks(scores: Scores) -> list[int | None]:
@@ -49,12 +41,9 @@ def ranks(scores: Scores) -> list[int | None]:
 
 def num_beaten(scores: Scores) -> list[float | None]:
     """How many of the others each one beats, a tie counting half; None keeps None."""
-    known = [score for score in scores if score is not None]
+    known = sorted(score for score in scores if score is not None)
     return [
-        None
-        if score is None
-        else sum(other < score for other in known) + (sum(other == score for other in known) - 1) / 2
-        for score in scores
+        None if score is None else (bisect_left(known, score) + bisect_right(known, score) - 1) / 2 for score in scores
     ]
 
 
@@ -63,12 +52,8 @@ def pairwise_accuracy(scores: Scores, truth: Scores) -> float | None:
 
     Pairs with a missing value are left out. None where no pair is left.
     """
-    right = total = 0.0
-    for (s1, t1), (s2, t2) in combinations(_both(scores, truth), 2):
-        if t1 != t2:
-            total += 1
-            right += (1 + _sign(s1 - s2) * _sign(t1 - t2)) / 2
-    return right / total if total else None
+    pairs = _counted(scores, truth)
+    return (1 + (pairs.concordant - pairs.discordant) / pairs.untied_y) / 2 if pairs.untied_y else None
 
 
 def pearson(xs: Scores, ys: Scores) -> float | None:
@@ -94,5 +79,34 @@ def _both(xs: Scores, ys: Scores) -> list[tuple[float, float]]:
     return [(x, y) for x, y in zip(xs, ys, strict=True) if x is not None and y is not None]
 
 
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
+@dataclass(frozen=True)
+class _Pairs:
+    """How two scorings order all pairs of positions: alike, oppositely; and how many pairs each of them tells apart."""
+
+    concordant: int
+    discordant: int
+    untied_x: int
+    untied_y: int
+
+    @property
+    def tau(self) -> float | None:
+        if not self.untied_x or not self.untied_y:
+            return None
+        return (self.concordant - self.discordant) / math.sqrt(self.untied_x * self.untied_y)
+
+
+def _counted(xs: Scores, ys: Scores) -> _Pairs:
+    """By sorting (Knight 1966), since a large group has too many pairs to look at each."""
+    both = sorted(_both(xs, ys))
+    total = math.comb(len(both), 2)
+    tied_x, tied_y, tied = (
+        sum(math.comb(count, 2) for count in Counter(values).values())
+        for values in ([x for x, _ in both], [y for _, y in both], both)
+    )
+    discordant = 0
+    seen: list[float] = []
+    for _, y in both:  # of equal x the smaller y comes first, so that no pair of them counts
+        at = bisect_right(seen, y)
+        discordant += len(seen) - at
+        seen.insert(at, y)
+    return _Pairs(total - tied_x - tied_y + tied - discordant, discordant, total - tied_x, total - tied_y)

@@ -15,8 +15,9 @@ class Verdict:
     """What the judges said of one trajectory.
 
     `score` is the average over passes and judges, in [0, 1]; None where it could not be scored, and then `problem`
-    says why. `per_pass` holds the score of each pass, judge by judge; None where that pass gave none. `rank` is 1 for
-    the best; equal scores share a rank. `explanation` is the judge's own, of the first pass that scored it.
+    says why. `per_pass` holds the score of each pass, in the order of `Result.passes`; None where that pass gave none.
+    `rank` is 1 for the best and larger for worse ones, unlike the reward "rank"; equal scores share a rank.
+    `explanation` is the judge's own, of the first pass that scored it.
     """
 
     score: float | None
@@ -24,6 +25,21 @@ class Verdict:
     per_pass: tuple[float | None, ...]
     rank: int | None
     problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One showing of the group to one judge.
+
+    `judge` names the one whose scores these are; `is_fallback` tells that it stood in for another. `problem` says why
+    the group was not answered, or not all of it, although a repeated call might have been: None where it was, whatever
+    the answers were worth. `is_retryable` tells that the same group may be answered later.
+    """
+
+    judge: str
+    is_fallback: bool = False
+    problem: str | None = None
+    is_retryable: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,10 +62,13 @@ class Usage:
 
     `calls` counts requests sent to a judge, `failed_calls` those among them without an answer, and `retries` those
     among them that repeat a failed one. `repairs` counts answers that had to be asked for a second time.
-    `cost_usd` is None while no call had a known price; `unpriced_calls` counts answers without one. `fallbacks`
-    counts passes handed to a fall-back judge, `downgrades` calls that failed because the provider refused a JSON
-    schema, JSON mode or a parameter, and were made again without. `stopped_calls` counts calls not made because the
-    budget was spent. `cut_trajectories` counts, for each judge, different trajectories that did not fit whole.
+    `cost_usd` is None while no call had a known price; `unpriced_calls` counts those that cost something unknown.
+    `estimated_calls` counts calls whose tokens, and cost, are an estimate: the provider told none, or the call was
+    given up before its answer came. `fallbacks` counts times that a pass was handed to a fall-back judge,
+    `failed_passes` passes that were not answered in full, by fall-backs neither. `downgrades` counts calls that failed
+    because the provider refused a JSON schema, JSON mode or a parameter, and were made again without. `stopped_calls`
+    counts calls not made because the budget had no room for them. `cut_trajectories` counts, for each judge, different
+    trajectories that did not fit whole; `cache_failures` answers that the cache could not keep.
     """
 
     calls: int = 0
@@ -65,6 +84,9 @@ class Usage:
     fallbacks: int = 0
     downgrades: int = 0
     stopped_calls: int = 0
+    estimated_calls: int = 0
+    failed_passes: int = 0
+    cache_failures: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         sums = {
@@ -84,13 +106,31 @@ class Usage:
 class Result(Sequence[float | None]):
     """Scores of one group, in the order of its trajectories; itself a sequence of them.
 
-    `scores` are the rewards asked for (raw scores, ranks or normalised ranks); `verdicts` hold the raw scores.
+    `scores` are the rewards asked for (raw scores, ranks or normalised ranks); `verdicts` hold the raw scores. `passes`
+    tells who was asked, judge by judge.
     """
 
     scores: tuple[float | None, ...]
     verdicts: tuple[Verdict, ...]
     agreement: Agreement
     usage: Usage
+    passes: tuple[Pass, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every pass of every judge was answered, by a fall-back at least. A score may then still be None,
+        where the answer held no valid one: asking again later helps only with the rest."""
+        return self.problem is None
+
+    @property
+    def is_retryable(self) -> bool:
+        """Whether a pass failed that may be answered later: the provider was down, time or budget ran out."""
+        return any(one.is_retryable for one in self.passes)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the first pass that was not answered in full was not."""
+        return next((one.problem for one in self.passes if one.problem is not None), None)
 
     @overload
     def __getitem__(self, index: int) -> float | None: ...
@@ -141,7 +181,8 @@ class JudgeModel(Protocol):
     """Anything that can answer a `JudgeRequest`.
 
     `name` identifies the judge in reports and in the cache: two judges that may answer differently have different
-    names. A judge may also have `context_tokens`, the longest request it reads, in tokens.
+    names. A judge may also have `context_tokens`, the longest request it reads, in tokens, and `usd_per_token`, what a
+    token of a request and one of an answer costs.
     """
 
     name: str
