@@ -206,6 +206,14 @@ async def test_a_judge_that_falls_for_instructions_is_found_out_and_one_that_doe
         assert judge.usage.calls == 6 * (3 + len(ATTACK_KINDS))
 
 
+async def test_each_group_meets_attacks_of_its_own() -> None:
+    judge = judge_by(lambda text: 0.9 if text.startswith("answer 0.") else 0.1)
+    await audit({"j": Ruler(judge)}, [group(2, 1, where=f"g{i}") for i in range(12)], attacks=True, noise=False)
+    texts = {last(attempt) for request in judge.requests for attempt in shown_to(request).values()}
+    padded = {text for text in texts if len(text) > 1000}
+    assert len(padded) > 6
+
+
 async def test_noise_promotes_as_many_without_an_attack() -> None:
     noisy = Ruler(NoisyJudge(lambda _: 0.5, noise=0.1))
     (judge,) = (await audit({"noisy": noisy}, different(150, 3, 2, 1), attacks=True, noise=False)).judges

@@ -122,13 +122,16 @@ def test_score_again_judges_nothing_and_a_longer_file_only_what_is_new(run: Run,
     words = ("score", source, "--judge", "heuristic", "--out", "out.jsonl", "--json")
     assert json.loads(run(*words).stdout)["scored"] == 2
     before = (tmp_path / "out.jsonl").read_bytes()
+    scores = [line["ruler"]["scores"] for line in read(tmp_path / "out.jsonl")]
     again = json.loads(run(*words).stdout)
     assert (again["groups"], again["already_done"], again["scored"], again["usage"]["calls"]) == (2, 2, 0, 0)
     assert (tmp_path / "out.jsonl").read_bytes() == before
     write(tmp_path / "g.jsonl", [BAD, EMPTY], [GOOD, BAD], [GOOD, EMPTY])
     longer = json.loads(run(*words).stdout)
     assert (longer["already_done"], longer["scored"], longer["usage"]["calls"]) == (2, 1, 1)
-    assert (tmp_path / "out.jsonl").read_bytes().startswith(before)
+    lines = read(tmp_path / "out.jsonl")
+    assert [line["ruler"]["line"] for line in lines] == [2, 3, 1]
+    assert [line["ruler"]["scores"] for line in lines[:2]] == scores
 
 
 def test_options_of_score_reach_the_judge(run: Run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -255,7 +256,9 @@ def test_a_judge_that_answers_nothing_usable_is_an_error_and_can_be_tried_again(
         assert done.returncode == 1
         assert done.stdout.startswith("out.jsonl: 0 of 3 groups scored, 3 without any valid score, 6 trajectories")
         (line,) = done.stderr.splitlines()
-        assert "6 trajectories have no score, as groups.jsonl:3: no valid score" in line
+        assert "6 trajectories have no score, as " in line
+        assert "groups.jsonl:3: no valid score" in line
+        assert "(it answered 'I would rather not, sorry.')" in line
         assert "--retry-unscored" in line
         is_useless = False
         done = run(tmp_path, *words)
@@ -291,7 +294,8 @@ def test_a_judge_without_a_key_costs_only_its_own_column(tmp_path: Path) -> None
     assert "no figures for openai/locked" in done.stderr
     accuracy = next(line for line in done.stdout.splitlines() if line.startswith("pairwise accuracy"))
     assert accuracy.split()[2:] == ["-", "1.00", "[1.00,", "1.00]"]
-    assert "openai/locked: groups.jsonl:1: " in done.stdout
+    assert "half a pair" in done.stdout
+    assert "with --api-key-env" in done.stdout
 
 
 def test_half_a_surrogate_pair_in_a_refusal_is_shown(tmp_path: Path) -> None:
@@ -362,6 +366,22 @@ def test_an_interrupted_audit_ends_with_one_line(tmp_path: Path) -> None:
             release.set()
     assert (process.returncode, stdout) == (130, "")
     assert stderr.splitlines() == ["art-ruler: interrupted; an audit keeps nothing but the answers in --cache"]
+
+
+def test_the_fake_judge_server_can_be_started_by_hand(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "art_ruler.testing_server", "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        found = re.search(r"judging on (http://127\.0\.0\.1:\d+/v1); stop with Ctrl-C", server.stdout.readline())
+        assert found is not None
+        words = ("score", groups_file(tmp_path, 1), "--judge", "openai/any", "--api-base", found[1], "--out", "o")
+        assert run(tmp_path, *words).returncode == 0
+        server.send_signal(signal.SIGINT)
+        assert server.communicate(timeout=60) == ("", "")
+        assert server.returncode == 0
+    finally:
+        server.kill()
 
 
 @pytest.fixture
