@@ -114,7 +114,7 @@ class Unlisted(ScriptedJudge):
 async def test_an_unknown_price_is_refused_before_any_call(role: str) -> None:
     listed, unlisted = Listed([reply(1, 1)]), Unlisted([reply(1, 1)])
     judges = {"judge": [listed, unlisted]} if role == "judge" else {"judge": [listed], "fallbacks": [unlisted]}
-    scorer = Ruler(**judges, max_cost_usd=5.0)  # type: ignore[arg-type]
+    scorer = Ruler(**judges, max_cost_usd=5.0)
     with pytest.raises(ConfigError, match="price of 'scripted' is unknown"):
         await scorer.score(numbers(1, 2))
     assert listed.requests == unlisted.requests == []

@@ -59,8 +59,8 @@ async def test_a_chunk_without_an_answer_leaves_the_others_theirs(error: JudgeUn
     missing = result.scores.count(None)
     assert 1 <= missing <= 4
     assert judge.num_calls == 11
-    scored = [(score, value) for score, value in zip(result.scores, values, strict=True) if score is not None]
-    assert scored == [(pytest.approx(value / 1000), value) for _, value in scored]
+    scored = [(score, value / 1000) for score, value in zip(result.scores, values, strict=True) if score is not None]
+    assert [score for score, _ in scored] == pytest.approx([value for _, value in scored])
     assert {verdict.problem for verdict in result.verdicts if verdict.score is None} == {str(error)}
     assert result.passes == (Pass("failing", problem=str(error), is_retryable=error.retryable),)
     assert (result.is_complete, result.is_retryable, result.problem) == (False, error.retryable, str(error))
