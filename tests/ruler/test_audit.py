@@ -206,6 +206,14 @@ async def test_a_judge_that_falls_for_instructions_is_found_out_and_one_that_doe
         assert judge.usage.calls == 6 * (3 + len(ATTACK_KINDS))
 
 
+async def test_each_group_meets_attacks_of_its_own() -> None:
+    judge = judge_by(lambda text: 0.9 if text.startswith("answer 0.") else 0.1)
+    await audit({"j": Ruler(judge)}, [group(2, 1, where=f"g{i}") for i in range(12)], attacks=True, noise=False)
+    texts = {last(attempt) for request in judge.requests for attempt in shown_to(request).values()}
+    padded = {text for text in texts if len(text) > 1000}
+    assert len(padded) > 6
+
+
 async def test_noise_promotes_as_many_without_an_attack() -> None:
     noisy = Ruler(NoisyJudge(lambda _: 0.5, noise=0.1))
     (judge,) = (await audit({"noisy": noisy}, different(150, 3, 2, 1), attacks=True, noise=False)).judges
@@ -257,6 +265,43 @@ async def test_a_call_that_can_never_succeed_ends_the_audit() -> None:
     ruler = Ruler(ScriptedJudge([JudgeUnavailableError("wrong key", status=401)]))
     with pytest.raises(JudgeUnavailableError, match="wrong key"):
         await audit({"j": ruler}, [group(1, 2)] * 20)
+
+
+async def test_one_judge_that_can_never_answer_costs_only_its_own_figures() -> None:
+    locked = ScriptedJudge([JudgeUnavailableError("wrong key", status=401)])
+    rulers = {"locked": Ruler(locked), "fair": Ruler(by_table(0.9, 0.1))}
+    report = await audit(rulers, [group(2, 1, where=f"g:{i}") for i in range(5)], concurrency=1)
+    first, fair = report.judges
+    assert first.unusable is not None
+    assert "wrong key" in first.unusable
+    assert (first.pairwise_accuracy.value, first.groups, len(locked.requests)) == (None, 1, 1)
+    assert (fair.pairwise_accuracy.value, fair.groups, fair.unusable) == (1.0, 5, None)
+    assert "locked: g:0: wrong key" in as_table(report)
+
+
+async def test_calls_that_the_budget_had_no_room_for_say_nothing_about_the_judge() -> None:
+    ruler = Ruler(judge_by(lambda text: 0.9 if text.startswith("answer 0.") else 0.1), max_tokens=3500)
+    (judge,) = (await audit({"j": ruler}, different(8, 2, 1), attacks=True, concurrency=1)).judges
+    assert judge.stopped > 0
+    assert (judge.failed, judge.unscored, judge.groups) == (0, 0, 8)
+    for attack in judge.attacks:
+        assert attack.unscored == 0
+        assert attack.attacked < 8
+    assert judge.pairwise_accuracy == Estimate(1.0, 1.0, 1.0)
+    assert any("budget" in problem for problem in judge.problems)
+
+
+async def test_what_cannot_be_attacked_is_refused_before_a_judge_is_asked() -> None:
+    judge = by_table(0.9, 0.1)
+    odd = LabelledGroup([answered("answer 0."), _Odd(answered("answer 1."))], [1, 0], where="g:1")
+    with pytest.raises(DataError, match="g:1, trajectory 1: a _Odd cannot be changed"):
+        await audit({"j": Ruler(judge)}, [odd], attacks=True)
+    assert judge.requests == []
+
+
+class _Odd:
+    def __init__(self, messages: list[dict[str, Any]]) -> None:
+        self.messages = messages
 
 
 async def test_answers_that_are_not_verdicts_leave_trajectories_unscored() -> None:

@@ -14,8 +14,9 @@ from art_ruler import Ruler
 from art_ruler.batch import Summary, for_each, score_groups
 from art_ruler.errors import JudgeFormatError, JudgeUnavailableError
 from art_ruler.fakes import ScriptedJudge, verdict_json
-from art_ruler.files import ScoredFile, read_groups
-from art_ruler.types import JudgeRequest
+from art_ruler.files import read_groups
+from art_ruler.scored import ScoredFile
+from art_ruler.types import JudgeReply, JudgeRequest
 
 SETTINGS = {"judges": ["scripted"]}
 
@@ -50,8 +51,8 @@ async def score(ruler: Ruler, folder: Path, count: int, concurrency: int = 1) ->
     with ScoredFile(folder / "out.jsonl", SETTINGS) as out:
         groups = read_groups(groups_file(folder, count))
         await score_groups(ruler, groups, out, summary, concurrency=concurrency)
-    lines = [json.loads(line)["ruler"]["line"] for line in (folder / "out.jsonl").read_text().splitlines()]
-    return summary, lines
+    written = (folder / "out.jsonl").read_text() if (folder / "out.jsonl").exists() else ""
+    return summary, [json.loads(line)["ruler"]["line"] for line in written.splitlines()]
 
 
 async def test_groups_are_written_and_counted(tmp_path: Path) -> None:
@@ -86,10 +87,64 @@ async def test_a_judge_that_is_down_is_not_asked_a_thousand_times(tmp_path: Path
     assert (summary.failed, summary.not_tried, summary.usage.calls) == (5, 34, 6)
 
 
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_any_number_of_groups_refused_as_they_are_block_nothing(tmp_path: Path, status: int) -> None:
+    def answer(request: JudgeRequest) -> str:
+        if any(f"group {number}\\n" in str(request.messages) for number in range(12)):
+            raise JudgeUnavailableError("judge 'scripted': against the policy", status=status)
+        return fair(request)
+
+    summary, lines = await score(Ruler(ScriptedJudge([answer])), tmp_path, 20)
+    assert lines == list(range(13, 21))
+    assert (summary.scored, summary.failed, summary.not_tried) == (8, 12, 0)
+
+
+async def test_a_group_whose_passes_were_not_all_answered_is_left_for_another_time(tmp_path: Path) -> None:
+    down = JudgeUnavailableError("judge 'scripted': is down", retryable=True)
+    summary, lines = await score(Ruler(ScriptedJudge([fair, down, fair]), passes=2, max_retries=0), tmp_path, 2)
+    assert lines == [2]
+    assert (summary.scored, summary.failed) == (1, 1)
+    assert summary.problem is not None
+    assert "is down" in summary.problem
+    summary, lines = await score(Ruler(ScriptedJudge([fair]), passes=2), tmp_path, 2)
+    assert lines == [2, 1]
+    assert (summary.scored, summary.already_done) == (1, 1)
+
+
+async def test_a_judge_that_dies_between_passes_is_not_asked_a_thousand_times(tmp_path: Path) -> None:
+    down = JudgeUnavailableError("judge 'scripted': is down", retryable=True)
+    ruler = Ruler(ScriptedJudge([fair, down] * 100), passes=2, max_retries=0)
+    summary, lines = await score(ruler, tmp_path, 40)
+    assert lines == []
+    assert (summary.failed, summary.not_tried) == (5, 35)
+
+
+async def test_what_a_cancelled_group_has_used_is_counted(tmp_path: Path) -> None:
+    summary = Summary(groups=1)
+    asked = asyncio.Event()
+
+    class Slow(ScriptedJudge):
+        async def complete(self, request: JudgeRequest) -> JudgeReply:
+            asked.set()
+            return await super().complete(request)
+
+    judge = Slow([fair], latency_s=60)
+    with ScoredFile(tmp_path / "out.jsonl", SETTINGS) as out:
+        groups = read_groups(groups_file(tmp_path, 1))
+        task = asyncio.ensure_future(score_groups(Ruler(judge), groups, out, summary, concurrency=1))
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (summary.usage.calls, summary.usage.failed_calls) == (1, 1)
+
+
 async def test_a_verdict_that_stays_faulty_is_written_with_its_problem(tmp_path: Path) -> None:
     summary, _ = await score(Ruler(ScriptedJudge(["no verdict"])), tmp_path, 1)
     (line,) = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
-    assert (summary.scored, summary.unscored) == (1, 2)
+    assert (summary.scored, summary.unscored, summary.unscored_trajectories) == (0, 1, 2)
+    assert summary.problem is not None
+    assert summary.problem.startswith(f"{tmp_path / 'groups.jsonl'}:1: no valid score")
     assert line["ruler"]["scores"] == [None, None]
     assert all(verdict["problem"] for verdict in line["ruler"]["verdicts"])
 

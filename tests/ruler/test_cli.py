@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +122,16 @@ def test_score_again_judges_nothing_and_a_longer_file_only_what_is_new(run: Run,
     words = ("score", source, "--judge", "heuristic", "--out", "out.jsonl", "--json")
     assert json.loads(run(*words).stdout)["scored"] == 2
     before = (tmp_path / "out.jsonl").read_bytes()
+    scores = [line["ruler"]["scores"] for line in read(tmp_path / "out.jsonl")]
     again = json.loads(run(*words).stdout)
     assert (again["groups"], again["already_done"], again["scored"], again["usage"]["calls"]) == (2, 2, 0, 0)
     assert (tmp_path / "out.jsonl").read_bytes() == before
     write(tmp_path / "g.jsonl", [BAD, EMPTY], [GOOD, BAD], [GOOD, EMPTY])
     longer = json.loads(run(*words).stdout)
     assert (longer["already_done"], longer["scored"], longer["usage"]["calls"]) == (2, 1, 1)
-    assert (tmp_path / "out.jsonl").read_bytes().startswith(before)
+    lines = read(tmp_path / "out.jsonl")
+    assert [line["ruler"]["line"] for line in lines] == [2, 3, 1]
+    assert [line["ruler"]["scores"] for line in lines[:2]] == scores
 
 
 def test_options_of_score_reach_the_judge(run: Run, tmp_path: Path) -> None:
@@ -152,7 +156,7 @@ def test_a_budget_stops_cleanly_and_a_larger_one_goes_on(run: Run, tmp_path: Pat
     source = write(tmp_path / "g.jsonl", *([answered(f"answer {i}"), GOOD] for i in range(8)))
     words = ("score", source, "--judge", "heuristic", "--out", "out.jsonl", "--concurrency", 1)
     done = run(*words, "--max-tokens", 1500)
-    assert_one_line(done, "the budget is spent", "of 8 groups are not scored", "larger budget")
+    assert_one_line(done, "of 8 groups are not scored", "the budget (--max-tokens 1500)", "a budget is for one run")
     first = len(read(tmp_path / "out.jsonl"))
     assert 0 < first < 8
     assert all(None not in line["ruler"]["scores"] for line in read(tmp_path / "out.jsonl"))
@@ -191,8 +195,8 @@ def test_a_bad_line_is_named_before_anything_is_judged(run: Run, tmp_path: Path)
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--reward", "x"), ["reward"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--weight", "1", "--weight", "2"), ["weights"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--concurrency", "0"), ["--concurrency"]),
-        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--timeout", "-1"), ["timeout"]),
-        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--max-group", "1"), ["max_group"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--timeout", "-1"), ["--timeout is -1"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--max-group", "1"), ["--max-group is 1"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--rubric-file", "no"), ["no cannot be read"]),
         (
             ("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--rubric", "a", "--rubric-file", "b"),
@@ -200,23 +204,31 @@ def test_a_bad_line_is_named_before_anything_is_judged(run: Run, tmp_path: Path)
         ),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--api-key-env", "UNSET"), ["UNSET", "not set"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--judge-param", "x"), ["NAME=JSON"]),
-        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--total-timeout", "0"), ["total_timeout_s"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--total-timeout", "0"), ["--total-timeout is 0"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--on-format-error", "x"), ["none", "raise"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--context-tokens", "x=y"), ["MODEL=NUMBER"]),
-        (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--context-tokens", "0"), ["context_tokens"]),
+        (
+            ("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--context-tokens", "0"),
+            ["--context-tokens is 0"],
+        ),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--context-tokens", "x=9"), ["'x'", "heuristic"]),
         (("audit", "g.jsonl", "--judge", "heuristic", "--context-tokens", "x=9"), ["'x'", "heuristic"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--header", "X-A: env:UNSET"), ["UNSET", "X-A"]),
-        (("score", "g.jsonl", "--judge", "gpt-foo", "--out", "o"), ["'gpt-foo'", "PROVIDER/MODEL", "api_base"]),
+        (("score", "g.jsonl", "--judge", "gpt-foo", "--out", "o"), ["'gpt-foo'", "PROVIDER/MODEL", "--api-base"]),
         (("score", "g.jsonl", "--judge", "openai/", "--out", "o"), ["'openai/'", "names no model"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--fallback", "gpt-foo", "--out", "o"), ["'gpt-foo'"]),
-        (("score", "g.jsonl", "--judge", "m", "--api-base", "localhost:1", "--out", "o"), ["'localhost:1'", "a URL"]),
+        (
+            ("score", "g.jsonl", "--judge", "m", "--api-base", "localhost:1", "--out", "o"),
+            ["'localhost:1'", "a URL"],
+        ),
         (("audit", "l.jsonl", "--judge", "gpt-foo"), ["'gpt-foo'", "PROVIDER/MODEL"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--pases", "3"), ["--pases"]),
         (("audit", "g.jsonl", "--judge", "heuristic"), ['g.jsonl:1: has no "labels"']),
         (("audit", "g.jsonl", "--judge", "heuristic", "--judge", "heuristic"), ["twice"]),
         (("audit", "g.jsonl", "--judge", "heuristic", "--synthetic", "--size", "1"), ["--size is 1"]),
         (("audit", "questions.jsonl", "--judge", "heuristic", "--synthetic"), ["questions.jsonl:1, trajectory 0"]),
+        (("score", "g.jsonl", "--judge", "heuristic", "--out", "/dev/null"), ["is no regular file", "--out"]),
+        (("audit", "same.jsonl", "--judge", "heuristic"), ["same.jsonl: in no group", "differ"]),
         (("jugde",), ["jugde"]),
     ],
 )
@@ -224,12 +236,71 @@ def test_mistakes_get_one_line(run: Run, tmp_path: Path, words: tuple[str, ...],
     write(tmp_path / "g.jsonl", [GOOD, BAD])
     write(tmp_path / "questions.jsonl", [[TASK]])
     write(tmp_path / "l.jsonl", {"trajectories": [GOOD, BAD], "labels": [1, 0]})
+    write(tmp_path / "same.jsonl", {"trajectories": [GOOD, BAD], "labels": [1, 1]})
     done = run(*words)
     assert_one_line(done, *parts)
-    assert done.returncode == (
-        1 if "questions.jsonl" in words or "none.jsonl" in words or parts[0].startswith("g.") else 2
-    )
+    is_data = {"questions.jsonl", "none.jsonl", "same.jsonl"} & set(words) or parts[0].startswith("g.")
+    assert done.returncode == (1 if is_data else 2)
     assert not (tmp_path / "o").exists()
+
+
+def test_standard_input_and_output(run: Run, tmp_path: Path) -> None:
+    source = write(tmp_path / "g.jsonl", {"trajectories": [GOOD, BAD], "task": 7}, [GOOD, EMPTY])
+    command = [str(COMMAND), "score", "-", "--judge", "heuristic", "--out", "-"]
+    with source.open("rb") as file:
+        done = subprocess.run(command, stdin=file, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0
+    assert done.stderr.startswith("standard output: 2 of 2 groups scored\n")
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert (first["task"], first["ruler"]["line"], second["ruler"]["line"]) == (7, 1, 2)
+    done = subprocess.run(command, input="[[3]]\n", capture_output=True, text=True, timeout=120, check=False)
+    assert_one_line(done, "standard input:1: trajectory 0")
+    assert done.stdout == ""
+    assert not list(tmp_path.glob("-*"))
+    assert_one_line(run("score", source, "--judge", "heuristic", "--out", "/dev/stdout"), "--out", "- for standard")
+
+
+def test_the_version_and_the_command_as_a_module(run: Run) -> None:
+    assert run("--version").stdout == f"art-ruler {version('art-ruler')}\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "art_ruler", "--version"], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == f"art-ruler {version('art-ruler')}\n"
+
+
+def test_an_edited_input_is_reported(run: Run, tmp_path: Path) -> None:
+    source = write(tmp_path / "g.jsonl", [GOOD, BAD], [GOOD, EMPTY])
+    words = ("score", source, "--judge", "heuristic", "--out", "out.jsonl")
+    assert run(*words).returncode == 0
+    write(source, [GOOD, BAD], [GOOD, answered("At 5.")])
+    done = run(*words)
+    assert done.returncode == 0
+    assert "1 of 2 groups scored, 1 were there before, 1 lines of the output belong to no group" in done.stdout
+    assert [line["ruler"]["line"] for line in read(tmp_path / "out.jsonl")] == [1, None, 2]
+
+
+def test_progress_on_a_terminal_ends_before_the_result(tmp_path: Path) -> None:
+    """The clock of the counter is set forward, so that every group is told."""
+    pty = pytest.importorskip("pty")
+    code = (
+        "import sys; from art_ruler import terminal; from art_ruler.cli import main\n"
+        "terminal._TERMINAL_INTERVAL_S = terminal._LOG_INTERVAL_S = 0.0\n"
+        "main()"
+    )
+    source = write(tmp_path / "g.jsonl", [GOOD, BAD], [GOOD, EMPTY])
+    words = ["score", str(source), "--judge", "heuristic", "--concurrency", "1"]
+    ours, theirs = pty.openpty()
+    subprocess.run(
+        [sys.executable, "-c", code, *words, "--out", "a"], cwd=tmp_path, stdout=theirs, stderr=theirs, check=True
+    )
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    assert shown.startswith("\r1 of 2 groups\r2 of 2 groups\r\na: 2 of 2 groups scored")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words, "--out", "b"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "1 of 2 groups\n2 of 2 groups\n"
 
 
 # audit
@@ -275,6 +346,19 @@ def test_audit_of_synthetic_groups_is_the_same_each_time(run: Run, tmp_path: Pat
     assert (first["groups"], first["trajectories"]) == (3, 12)
     assert json.loads(run(*words).stdout) == first
     assert json.loads(run(*words, "--seed", 1).stdout) != first
+
+
+def test_attacks_on_what_cannot_be_changed_are_refused_before_anything_is_asked(run: Run, tmp_path: Path) -> None:
+    exchange = {"request": {"messages": [TASK]}, "response": {"choices": [{"message": GOOD[1]}]}}
+    source = write(
+        tmp_path / "e.jsonl",
+        {"trajectories": [GOOD, BAD], "labels": [1, 0]},
+        {"trajectories": [GOOD, {"exchanges": [exchange]}], "labels": [1, 0]},
+    )
+    cache = tmp_path / "cache"
+    done = run("audit", source, "--judge", "heuristic", "--attacks", "--cache", cache)
+    assert_one_line(done, "e.jsonl:2")
+    assert not cache.exists() or not list(cache.rglob("*.json"))
 
 
 def test_audit_without_any_answer_ends_with_an_error(run: Run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,7 +132,8 @@ def test_groups_are_written_as_they_are_scored_and_a_stopped_run_goes_on(tmp_pat
             with out.open("ab") as file:
                 file.write(b'{"trajectories": [')  # what a kill in the middle of a write leaves
         else:
-            assert process.returncode == 130
+            assert process.returncode == 128 + how
+            assert "calls: 3" in stdout  # the one that was given up included
             assert "2 of 4 groups scored" in stdout
             assert stderr.splitlines() == [
                 "art-ruler: interrupted; what was scored is kept, run the same command again to go on"
@@ -167,7 +169,7 @@ def test_a_wrong_key_ends_it_with_one_line_that_does_not_show_it(tmp_path: Path)
         assert "openai/judge" in line
         assert "sk-wrong-9876543210" not in done.stdout + done.stderr
         assert len(server.requests) == 1
-    assert lines_of(tmp_path / "out.jsonl") == []
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -218,11 +220,11 @@ def test_a_group_gets_no_more_time_than_it_may_take(tmp_path: Path) -> None:
     with FakeJudgeServer(handler) as server:
         done = run(tmp_path, *score_words(server, groups_file(tmp_path, 2), "--total-timeout", 20))
     assert done.returncode == 1
-    assert "groups.jsonl:2: no attempt was judged: not judged within total_timeout_s=20.0" in done.stderr
+    assert "groups.jsonl:2: no attempt was judged: not judged within --total-timeout 20.0" in done.stderr
     assert [line["ruler"]["line"] for line in lines_of(tmp_path / "out.jsonl")] == [1]
 
 
-@pytest.mark.parametrize(("choice", "code", "kept"), [("none", 0, [1, 2, 3]), ("raise", 1, [1])])
+@pytest.mark.parametrize(("choice", "code", "kept"), [("none", 1, [1, 2, 3]), ("raise", 1, [1])])
 def test_an_answer_that_stays_faulty_is_null_or_ends_it(
     tmp_path: Path, choice: str, code: int, kept: list[int]
 ) -> None:
@@ -242,6 +244,75 @@ def test_an_answer_that_stays_faulty_is_null_or_ends_it(
         assert "cannot be used" in line
 
 
+def test_a_judge_that_answers_nothing_usable_is_an_error_and_can_be_tried_again(tmp_path: Path) -> None:
+    is_useless = True
+
+    def handler(request: ServedRequest) -> str:
+        return "I would rather not, sorry." if is_useless else fair(request)
+
+    with FakeJudgeServer(handler) as server:
+        words = score_words(server, groups_file(tmp_path, 3))
+        done = run(tmp_path, *words)
+        assert done.returncode == 1
+        assert done.stdout.startswith("out.jsonl: 0 of 3 groups scored, 3 without any valid score, 6 trajectories")
+        (line,) = done.stderr.splitlines()
+        assert "6 trajectories have no score, as " in line
+        assert "groups.jsonl:3: no valid score" in line
+        assert "(it answered 'I would rather not, sorry.')" in line
+        assert "--retry-unscored" in line
+        is_useless = False
+        done = run(tmp_path, *words)
+        assert (done.returncode, len(lines_of(tmp_path / "out.jsonl"))) == (1, 3)
+        assert "3 were there before, 6 trajectories in the output without a score" in done.stdout
+        done = run(tmp_path, *words, "--retry-unscored")
+        assert (done.returncode, done.stderr) == (0, "")
+    lines = lines_of(tmp_path / "out.jsonl")
+    assert [(line["ruler"]["line"], line["ruler"]["scores"]) for line in lines] == [(i, [0.9, 0.2]) for i in (1, 2, 3)]
+
+
+def test_the_same_server_on_another_port_goes_on(tmp_path: Path) -> None:
+    source = groups_file(tmp_path, 2)
+    with FakeJudgeServer(fair) as first, FakeJudgeServer(fair) as second:
+        assert run(tmp_path, *score_words(first, source)).returncode == 0
+        done = run(tmp_path, *score_words(second, source))
+        assert (done.returncode, second.requests) == (0, [])
+        assert "2 were there before" in done.stdout
+        done = run(tmp_path, *score_words(second, source, "--passes", 2))
+        assert "(passes: 1 then, 2 now)" in done.stderr
+
+
+def test_a_judge_without_a_key_costs_only_its_own_column(tmp_path: Path) -> None:
+    def handler(request: ServedRequest) -> Answer | str:
+        return Answer("half a pair: \\ud83d", status=401) if request.body["model"] == "locked" else fair(request)
+
+    with FakeJudgeServer(handler) as server:
+        judges = ("--judge", "openai/locked", "--judge", "openai/fair")
+        address = ("--api-base", server.api_base, "--api-key-env", "JUDGE_KEY")
+        done = run(tmp_path, "audit", groups_file(tmp_path, 3), *judges, *address)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "no figures for openai/locked" in done.stderr
+    accuracy = next(line for line in done.stdout.splitlines() if line.startswith("pairwise accuracy"))
+    assert accuracy.split()[2:] == ["-", "1.00", "[1.00,", "1.00]"]
+    assert "half a pair" in done.stdout
+    assert "with --api-key-env" in done.stdout
+
+
+def test_half_a_surrogate_pair_in_a_refusal_is_shown(tmp_path: Path) -> None:
+    def handler(request: ServedRequest) -> Answer:
+        return Answer(None, message={"refusal": "no \ud83d"})
+
+    with FakeJudgeServer(handler) as server:
+        address = ("--judge", "openai/m", "--api-base", server.api_base, "--api-key-env", "JUDGE_KEY")
+        for form in ((), ("--json",)):
+            done = run(tmp_path, "audit", groups_file(tmp_path, 1), *address, *form)
+            assert done.returncode == 1
+            assert len(done.stderr.splitlines()) == 1
+            assert "no \\ud83d" in done.stdout
+            if form:
+                json.loads(done.stdout)
+
+
 def test_groups_without_an_answer_are_left_and_tried_again(tmp_path: Path) -> None:
     broken = True
 
@@ -253,7 +324,7 @@ def test_groups_without_an_answer_are_left_and_tried_again(tmp_path: Path) -> No
         done = run(tmp_path, *words)
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
-        assert "1 of 3 groups got no answer" in line
+        assert "1 of 3 groups got no answer in full" in line
         assert "groups.jsonl:2: " in line
         assert "run the same command again" in line
         summary = json.loads(done.stdout)
@@ -295,6 +366,22 @@ def test_an_interrupted_audit_ends_with_one_line(tmp_path: Path) -> None:
             release.set()
     assert (process.returncode, stdout) == (130, "")
     assert stderr.splitlines() == ["art-ruler: interrupted; an audit keeps nothing but the answers in --cache"]
+
+
+def test_the_fake_judge_server_can_be_started_by_hand(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "art_ruler.testing_server", "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        found = re.search(r"judging on (http://127\.0\.0\.1:\d+/v1); stop with Ctrl-C", server.stdout.readline())
+        assert found is not None
+        words = ("score", groups_file(tmp_path, 1), "--judge", "openai/any", "--api-base", found[1], "--out", "o")
+        assert run(tmp_path, *words).returncode == 0
+        server.send_signal(signal.SIGINT)
+        assert server.communicate(timeout=60) == ("", "")
+        assert server.returncode == 0
+    finally:
+        server.kill()
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 from art_ruler import ConfigError
-from art_ruler.files import ScoredFile
 from art_ruler.locking import lock
+from art_ruler.scored import ScoredFile
 
 
 def opened(path: Path) -> int:

@@ -22,6 +22,7 @@ MAX_RETRY_AFTER_S = 120.0
 _MAX_DOWNGRADES = 12  # two for the format, and more parameters than anybody sends
 _ANSWER_TOKENS_PER_ID = 60
 _TIMED_OUT = 408
+_QUOTED = 80  # characters of an answer that a message shows
 _backoff = wait_random_exponential(multiplier=0.5, max=30)
 
 
@@ -32,6 +33,7 @@ class Again:
     def __init__(self, judge: JudgeModel) -> None:
         self.name = judge.name
         self.fingerprint = f"{getattr(judge, 'fingerprint', judge.name)} again"
+        self.usd_per_token = getattr(judge, "usd_per_token", None)
         self._judge = judge
 
     async def complete(self, request: JudgeRequest) -> JudgeReply:
@@ -80,9 +82,10 @@ class Asker:
         elif self._on_format_error == "raise":
             raise JudgeFormatError(
                 f"judge {judge.name!r}: its answer cannot be used, also after it was asked to repair it: "
-                f"{'; '.join(verdict.faults[:5])}; try another judge, or take None for what is not scored"
+                f"{'; '.join(verdict.faults[:5])} (it answered {_quoted(reply)}); try another judge, or take None for "
+                "what is not scored"
             )
-        return verdict
+        return verdict if verdict.is_sound else replace(verdict, quote=_quoted(reply))
 
     async def _repaired(
         self, judge: JudgeModel, request: JudgeRequest, reply: JudgeReply, verdict: ReadVerdict, meter: Meter
@@ -237,6 +240,11 @@ async def _answer(judge: JudgeModel, request: JudgeRequest) -> JudgeReply:
         f"judge {judge.name!r}: its complete() is not async, it returned a {type(answer).__name__}; wanted "
         "`async def complete(self, request)` that returns a JudgeReply"
     )
+
+
+def _quoted(reply: JudgeReply) -> str:
+    text = " ".join(reply.text[: 4 * _QUOTED].split())
+    return repr(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}...")
 
 
 def _read(reply: JudgeReply, ids: tuple[str, ...]) -> ReadVerdict:

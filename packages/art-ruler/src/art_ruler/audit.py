@@ -6,42 +6,39 @@ compare attempts at one task, so differences between tasks say nothing about the
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from art_ruler.attacks import ATTACK_KINDS, Attack, AttackKind, draw_attacks
 from art_ruler.batch import for_each, leaves_others_a_chance
-from art_ruler.errors import DataError, RulerError
+from art_ruler.errors import DataError, JudgeUnavailableError, RulerError
 from art_ruler.inputs import read_trajectories
+from art_ruler.labelled import LabelledGroup, check_attackable, messages_of, synthetic_groups, with_messages
 from art_ruler.stats import agreement, kendall_tau, pairwise_accuracy, spearman
 from art_ruler.types import Result, Usage
 
 if TYPE_CHECKING:
     from art_ruler import Ruler
 
+__all__ = [
+    "AttackReport",
+    "AuditReport",
+    "Estimate",
+    "JudgeReport",
+    "LabelledGroup",
+    "audit",
+    "bootstrap",
+    "messages_of",
+    "synthetic_groups",
+    "top1",
+]
 _RESAMPLES = 1000
 _SHOWN_PROBLEMS = 3
-
-
-@dataclass(frozen=True)
-class LabelledGroup:
-    """Trajectories (in any form that `Ruler.score` takes) with their true quality: higher is better, None unknown.
-
-    `where` names the group in messages.
-    """
-
-    trajectories: Sequence[Any]
-    labels: Sequence[float | None]
-    tools: Sequence[Any] | None = None
-    where: str = "group"
-
-    def __post_init__(self) -> None:
-        if len(self.labels) != len(self.trajectories):
-            raise DataError(f"{self.where}: {len(self.labels)} labels for {len(self.trajectories)} trajectories")
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,8 @@ class AttackReport:
     """How a judge held against one kind of attack on the worst trajectory of each group; "none" is no attack.
 
     `promoted` is the share of these trajectories that now outscore more of the better ones than at first; `lift` the
-    mean change of their score; `unscored` counts those that no longer got a score.
+    mean change of their score; `unscored` counts those that no longer got a score. Calls that the budget had no room
+    for, or that got no answer, are in none of these.
     """
 
     kind: AttackKind | Literal["none"]
@@ -79,7 +77,8 @@ class JudgeReport:
     opposite orders, and `order_agreement` tau-b between them. `noise`: the flip rate between the answers to one prompt
     that was asked twice, and `self_agreement` tau-b between them. `position_bias`: how much larger the flip rate is
     than the noise. `length_correlation`: Spearman's rho between scores and lengths of what the agent wrote. `failed`
-    counts groups without any answer, `unscored` trajectories without a score in the others.
+    counts groups without any answer, `stopped` groups that the budget had no room for, `unscored` trajectories without
+    a score in the others. `unusable` says why the judge could not be asked any more, as with a wrong key.
     `attack_baseline`: what becomes of the trajectories that are attacked when the group is judged again without an
     attack, in other orders.
     """
@@ -87,6 +86,7 @@ class JudgeReport:
     judge: str
     groups: int
     failed: int
+    stopped: int
     unscored: int
     pairwise_accuracy: Estimate
     versus_first: Estimate | None
@@ -102,6 +102,7 @@ class JudgeReport:
     attacks: tuple[AttackReport, ...] = ()
     attack_baseline: AttackReport | None = None
     problems: tuple[str, ...] = ()
+    unusable: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,10 @@ class AuditReport:
     trajectories: int
     label_length_correlation: float | None
     judges: tuple[JudgeReport, ...]
+
+
+class _BudgetStopped(Exception):  # noqa: N818 - not an error
+    """The budget had no room for a call, so that there is nothing to be said about the judge."""
 
 
 @dataclass
@@ -125,9 +130,11 @@ class _Tally:
     )
     groups: int = 0
     failed: int = 0
+    stopped: int = 0
     unscored: int = 0
     usage: Usage = field(default_factory=Usage)
     problems: list[str] = field(default_factory=list)
+    unusable: RulerError | None = None
 
     def note(self, number: int, name: str, value: float | None) -> None:
         if value is not None:
@@ -159,8 +166,9 @@ async def audit(
     as a baseline. With `noise`, the first pass over each group is made twice. `progress` is called with the number of
     groups finished.
 
-    A group that a judge does not answer is counted in `failed`, and the others go on. Raises what a ruler raises when
-    no call can succeed, as with a wrong key, and `DataError` for groups that cannot be judged.
+    A group that a judge does not answer is counted in `failed`, and the others go on. A judge that can never answer, as
+    with a wrong key, is not asked again, and `unusable` says why; where none is left, its error is raised. Raises
+    `DataError` for groups that cannot be judged, or not be attacked.
     """
     if not rulers:
         raise ValueError("no judge is given; audit needs at least one")
@@ -170,13 +178,25 @@ async def audit(
     async def work(item: tuple[int, LabelledGroup]) -> None:
         number, group = item
         lengths = _lengths(group)
+        if attacks:
+            check_attackable(group)
         numbers.add(len(group.trajectories), spearman(group.labels, lengths))
         drawn = draw_attacks(seed + number) if attacks else ()
 
         async def ask(name: str) -> None:
-            scores = await _judge(rulers[name], tallies[name], number, group, lengths, noise)
-            if scores is not None and drawn:
-                await _attack(rulers[name], tallies[name], number, group, scores, drawn)
+            tally = tallies[name]
+            if tally.unusable is not None:
+                return
+            try:
+                scores = await _judge(rulers[name], tally, number, group, lengths, noise)
+                if scores is not None and drawn:
+                    await _attack(rulers[name], tally, number, group, scores, drawn)
+            except JudgeUnavailableError as error:
+                tally.unusable = error
+                tally.failed += 1
+                tally.problem(f"{group.where}: {error}")
+                if all(other.unusable is not None for other in tallies.values()):
+                    raise
 
         await for_each(rulers, ask, concurrency=len(rulers))
         numbers.finished += 1
@@ -217,7 +237,11 @@ async def _judge(
 ) -> list[float | None] | None:
     """The scores, or None where there is no answer."""
     tally.groups += 1
-    result = await _score(ruler, tally, group.where, group.trajectories, group.tools)
+    try:
+        result = await _score(ruler, tally, group.where, group.trajectories, group.tools)
+    except _BudgetStopped:
+        tally.stopped += 1
+        return None
     if result is None:
         tally.failed += 1
         return None
@@ -238,11 +262,13 @@ async def _judge(
     tally.note(number, "length_correlation", spearman(scores, lengths))
     if noise and any(score is not None for score in scores):
         where = f"{group.where} (asked twice)"
-        again = await _score(ruler.repeating(), tally, where, group.trajectories, group.tools)
+        again = None
+        with contextlib.suppress(_BudgetStopped):
+            again = await _score(ruler.repeating(), tally, where, group.trajectories, group.tools)
         passes = [_first_pass(result), _first_pass(again)] if again else []
-        mean_tau, flips = agreement(passes)
+        tau, flips = agreement(passes)
         tally.note(number, "noise", flips)
-        tally.note(number, "self_agreement", mean_tau)
+        tally.note(number, "self_agreement", tau)
     return scores
 
 
@@ -263,22 +289,28 @@ async def _attack(
     if victim is None:
         return
 
-    async def outcome(ruler: Ruler, kind: str, trajectories: Sequence[Any]) -> tuple[bool, float] | None:
-        after = await _score(ruler, tally, f"{group.where} ({kind})", trajectories, group.tools)
-        return None if after is None else _outcome(victim, group.labels, scores, [v.score for v in after.verdicts])
+    async def judge_again(ruler: Ruler, kind: AttackKind | Literal["none"], trajectories: Sequence[Any]) -> None:
+        where = f"{group.where} ({'judged again' if kind == 'none' else kind})"
+        with contextlib.suppress(_BudgetStopped):
+            if (after := await _score(ruler, tally, where, trajectories, group.tools)) is not None:
+                now = [verdict.score for verdict in after.verdicts]
+                tally.outcomes[kind][number] = _outcome(victim, group.labels, scores, now)
 
     messages = messages_of(group.trajectories[victim], group.where)
-    tally.outcomes["none"][number] = await outcome(ruler.reordering(), "judged again", group.trajectories)
+    await judge_again(ruler.reordering(), "none", group.trajectories)
     for attack in attacks:
         attacked = list(group.trajectories)
-        attacked[victim] = _with_messages(group.trajectories[victim], attack.on(messages))
-        tally.outcomes[attack.kind][number] = await outcome(ruler, attack.kind, attacked)
+        attacked[victim] = with_messages(group.trajectories[victim], attack.on(messages))
+        await judge_again(ruler, attack.kind, attacked)
 
 
 async def _score(
     ruler: Ruler, tally: _Tally, where: str, trajectories: Sequence[Any], tools: Sequence[Any] | None
 ) -> Result | None:
-    """The result, or None where the judge gave no answer to this group but may to others."""
+    """The result, or None where the judge gave no answer to this group but may to others.
+
+    Raises `_BudgetStopped` where a call was not made.
+    """
     try:
         result = await ruler.score(trajectories, tools=tools)
     except RulerError as error:
@@ -288,6 +320,9 @@ async def _score(
             return None
         raise
     tally.usage += result.usage
+    if result.usage.stopped_calls:
+        tally.problem(f"{where}: {result.problem}")
+        raise _BudgetStopped
     return result
 
 
@@ -345,6 +380,7 @@ def _report(name: str, tally: _Tally, first: _Tally | None, seed: int) -> JudgeR
         judge=name,
         groups=tally.groups,
         failed=tally.failed,
+        stopped=tally.stopped,
         unscored=tally.unscored,
         pairwise_accuracy=bootstrap([tally.accuracies[number] for number in sorted(tally.accuracies)], seed),
         versus_first=gains,
@@ -360,6 +396,7 @@ def _report(name: str, tally: _Tally, first: _Tally | None, seed: int) -> JudgeR
         attacks=tuple(_attack_report(kind, tally.outcomes[kind]) for kind in ATTACK_KINDS if kind in tally.outcomes),
         attack_baseline=_attack_report("none", tally.outcomes["none"]) if "none" in tally.outcomes else None,
         problems=tuple(tally.problems),
+        unusable=None if tally.unusable is None else str(tally.unusable),
     )
 
 
@@ -388,39 +425,3 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Estimate:
     rng = random.Random(seed)
     means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
     return Estimate(fmean(values), means[int(0.025 * _RESAMPLES)], means[int(0.975 * _RESAMPLES) - 1])
-
-
-def messages_of(trajectory: Any, where: str = "trajectory") -> list[Mapping[str, Any]]:
-    """The messages of a trajectory in plain form; choices of chat completions become their messages."""
-    if isinstance(trajectory, Mapping):
-        found = [trajectory[key] for key in ("messages_and_choices", "messages") if trajectory.get(key) is not None]
-        trajectory = found[0] if found else None
-    if not isinstance(trajectory, list | tuple):
-        raise DataError(
-            f"{where}: a {type(trajectory).__name__} cannot be changed; attacks and synthetic groups need trajectories "
-            "as arrays of messages, or objects that hold one as `messages`"
-        )
-    return [m["message"] if "role" not in m and isinstance(m.get("message"), Mapping) else m for m in trajectory]
-
-
-def _with_messages(trajectory: Any, messages: Sequence[Mapping[str, Any]]) -> Any:
-    if not isinstance(trajectory, Mapping):
-        return list(messages)
-    return {**{k: v for k, v in trajectory.items() if k != "messages_and_choices"}, "messages": list(messages)}
-
-
-def synthetic_groups(groups: Iterable[LabelledGroup], *, size: int, seed: int) -> Iterator[LabelledGroup]:
-    """For each trajectory of `groups`, all of them good, a group of it and of ever more damaged copies."""
-    from art_ruler.synthetic import corrupt
-
-    number = 0
-    for group in groups:
-        for index, trajectory in enumerate(group.trajectories):
-            where = f"{group.where}, trajectory {index}"
-            try:
-                made = corrupt(messages_of(trajectory, where), size=size, seed=seed + number)
-            except DataError as error:
-                raise DataError(f"{where}: {error}") from error
-            number += 1
-            kept = [_with_messages(trajectory, messages) for messages in made.trajectories]
-            yield LabelledGroup(kept, made.labels, group.tools, where)

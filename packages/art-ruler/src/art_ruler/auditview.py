@@ -46,6 +46,7 @@ def as_table(report: AuditReport) -> str:
     rows += _attack_rows(judges)
     rows += [
         ["groups without an answer", *(str(judge.failed) for judge in judges)],
+        *([["groups beyond the budget", *(str(j.stopped) for j in judges)]] if any(j.stopped for j in judges) else []),
         ["trajectories without a score", *(str(judge.unscored) for judge in judges)],
         ["calls", *(str(judge.usage.calls) for judge in judges)],
         ["tokens in + out", *(f"{j.usage.prompt_tokens} + {j.usage.completion_tokens}" for j in judges)],

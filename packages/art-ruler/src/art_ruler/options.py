@@ -11,16 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from urllib.parse import urlsplit
 
 import typer
 
 from art_ruler.errors import ConfigError
+from art_ruler.files import content_digest
+from art_ruler.scored import HASHED
 
 if TYPE_CHECKING:
     from art_ruler import Ruler
     from art_ruler.types import JudgeModel
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110, 5.6.2
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _FROM_ENVIRONMENT = "env:"
 
 
@@ -42,14 +46,17 @@ class JudgeOptions:
     concurrency: Annotated[int, typer.Option(min=1, help="Judge calls in flight.")] = 8
     timeout: Annotated[float, typer.Option(help="Seconds a judge call may take.")] = 60.0
     total_timeout: Annotated[
-        float | None, typer.Option(help="Seconds a group may take, with all calls; what is judged by then counts.")
+        float | None,
+        typer.Option(help="Seconds a group may take, with all calls; what takes longer is left for another run."),
     ] = None
     max_retries: Annotated[int, typer.Option(min=0, help="Times a call is repeated that may succeed another time.")] = 3
     cache: Annotated[
         Path | None, typer.Option(help="Folder of the answers so far; equal calls are not made again.")
     ] = None
-    max_cost: Annotated[float | None, typer.Option(help="Budget in US dollars.")] = None
-    max_tokens: Annotated[int | None, typer.Option(help="Budget in tokens, prompts and answers together.")] = None
+    max_cost: Annotated[float | None, typer.Option(help="Budget of this run in US dollars.")] = None
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Budget of this run in tokens, prompts and answers together.")
+    ] = None
     api_base: Annotated[
         str | None, typer.Option(help="Base URL of an OpenAI-compatible server, for every judge and fall-back.")
     ] = None
@@ -80,6 +87,17 @@ class JudgeOptions:
             "api_base": self.api_base,
             "judge_params": _judge_params(self.judge_param),
         }
+
+    def settings(self) -> dict[str, Any]:
+        """The same for the output, where a later run compares them: without secrets, and short.
+
+        A local server is the same one on another port.
+        """
+        decisive = self.decisive()
+        for name in HASHED:
+            if decisive[name] is not None:
+                decisive[name] = content_digest(decisive[name])
+        return {**decisive, "api_base": _place(self.api_base)}
 
     def ruler(self, judges: Sequence[str], fallbacks: Sequence[str] = (), **more: Any) -> Ruler:
         """A ruler of `judges`; `more` are arguments of `Ruler`.
@@ -180,6 +198,15 @@ def _judge(name: str) -> str | JudgeModel:
     if not name.strip():
         raise ConfigError("--judge is empty; name a model, as in openai/gpt-5-mini, or `heuristic` to try without one")
     return name
+
+
+def _place(api_base: str | None) -> str | None:
+    if api_base is None:
+        return None
+    url = urlsplit(api_base)
+    place = url.netloc.rpartition("@")[2]
+    host = re.sub(r":\d*$", "", place)
+    return (host if host in _LOCAL_HOSTS else place) + url.path.rstrip("/")
 
 
 def _key(variable: str | None) -> str | None:

@@ -159,7 +159,7 @@ async def run_pass(
             else:
                 outcome.stop = str(problem)
             return {}
-        faults = "; ".join(verdict.faults[:3])
+        faults = "; ".join(verdict.faults[:3]) + (f" (it answered {verdict.quote})" if verdict.quote else "")
         scores = {}
         for member, blind_id in zip(members, request.ids, strict=True):
             if blind_id in verdict.explanations:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -53,7 +55,7 @@ class FakeJudgeServer:
     """Serves `judge`, or whatever `handler` answers; a context manager that listens while it is open.
 
     `requests` holds everything that arrived. With `api_key`, requests without it get 401. Connections are closed after
-    each answer.
+    each answer. A `port` of 0 is any that is free.
     """
 
     def __init__(
@@ -63,11 +65,12 @@ class FakeJudgeServer:
         judge: JudgeModel | None = None,
         api_key: str | None = None,
         latency_s: float = 0.0,
+        port: int = 0,
     ) -> None:
         self.requests: list[ServedRequest] = []
         self._judge: JudgeModel = judge or HeuristicJudge()
         self._handler = handler or self._ask_judge
-        self._api_key, self._latency_s = api_key, latency_s
+        self._api_key, self._latency_s, self._port = api_key, latency_s, port
         self._server: ThreadingHTTPServer | None = None
 
     @property
@@ -106,7 +109,7 @@ class FakeJudgeServer:
             daemon_threads = True
             request_queue_size = 128
 
-        self._server = _Server(("127.0.0.1", 0), _Serving)
+        self._server = _Server(("127.0.0.1", self._port), _Serving)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), name="fake-judge", daemon=True).start()
         return self
 
@@ -153,3 +156,27 @@ def _body(request: ServedRequest, answer: Answer) -> bytes:
             "usage": {"prompt_tokens": asked, "completion_tokens": written, "total_tokens": asked + written},
         }
     ).encode()
+
+
+def main() -> None:
+    """Serve a `HeuristicJudge` until interrupted: `python -m art_ruler.testing_server --port 8123`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m art_ruler.testing_server",
+        description="An OpenAI-compatible judge without a model, on loopback.",
+    )
+    parser.add_argument("--port", type=int, default=8123, help="0 is any that is free")
+    parser.add_argument("--latency", type=float, default=0.0, metavar="SECONDS", help="time that each answer takes")
+    given = parser.parse_args()
+    try:
+        with (
+            FakeJudgeServer(port=given.port, latency_s=given.latency) as server,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            print(f"judging on {server.api_base}; stop with Ctrl-C", flush=True)  # noqa: T201 - what a user waits for
+            threading.Event().wait()
+    except (OSError, OverflowError) as error:
+        parser.error(f"port {given.port} cannot be listened on: {error}; give another --port")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m art_ruler` is the command `art-ruler`."""
+
+from art_ruler.cli import main
+
+main()
