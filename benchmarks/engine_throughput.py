@@ -4,10 +4,10 @@
         [--new 64] [--repeats 3] [--threads N]
 
 Each rollout is a prompt of its own whose beginning all of them share, and samples exactly `--new` tokens at
-temperature 1. `generate` gets all prompts as one left-padded batch and samples with plain torch; the engine gets them as
-concurrent requests, and every repeat has prompts that its cache has not seen. Both work in bfloat16 and with the same
-threads; they take turns, and each has one round before the measured ones. `--model` is a name as `art-mcp train` takes
-it, or a folder. Goal: 2.5.
+temperature 1. `generate` gets all prompts as one left-padded batch and samples with plain torch; the engine gets them
+as concurrent requests, and every repeat has prompts that its cache has not seen. Both work in bfloat16 and with the
+same threads; they take turns, and each has one round before the measured ones. `--model` is a name as `art-mcp train`
+takes it, or a folder. Goal: 2.5.
 
 The last line is `ratio engine_throughput VALUE`: sampled tokens per second, the engine's median over generate's.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 
 from art_core.engines.embedded import EmbeddedEngine, EmbeddedEngineConfig
+from art_core.errors import ArtError
 from art_core.types import Sampling
 from art_core.weights.loading import load_causal_lm
 from art_core.weights.source import resolve_model
@@ -33,7 +35,7 @@ from art_core.weights.source import resolve_model
 
 @dataclass(frozen=True)
 class Load:
-    """`rollouts` requests: prompts of `prompt` tokens, the first `shared` of them common, and `new` tokens to sample."""
+    """`rollouts` requests with prompts of `prompt` tokens, the first `shared` of them common, that sample `new`."""
 
     rollouts: int
     prompt: int
@@ -120,13 +122,18 @@ def main() -> None:
     options = parser.parse_args()
     if not 0 <= options.shared < options.prompt - 8 or min(options.rollouts, options.new, options.repeats) < 1:
         parser.error("wanted --prompt more than 8 tokens longer than --shared, and all counts 1 or more")
-    folder = resolve_model(options.model).path
     load = Load(options.rollouts, options.prompt, options.shared, options.new)
-    rounds = asyncio.run(
-        measure(folder, load, repeats=options.repeats, threads=options.threads, dtype=options.dtype)
-    )
+    try:
+        folder = resolve_model(options.model).folder
+        rounds = asyncio.run(
+            measure(folder, load, repeats=options.repeats, threads=options.threads, dtype=options.dtype)
+        )
+    except (ArtError, RuntimeError) as error:
+        sys.exit(f"engine_throughput: {error}")
     ours, theirs = (statistics.median(speeds) for speeds in rounds)
-    print(f"{load.rollouts} rollouts, prompts of {load.prompt} tokens ({load.shared} shared), {load.new} new tokens each")
+    print(
+        f"{load.rollouts} rollouts, prompts of {load.prompt} tokens ({load.shared} shared), {load.new} new tokens each"
+    )
     for name, speeds, median in zip(("engine", "generate"), rounds, (ours, theirs), strict=True):
         print(f"{name}: median {median:.1f} tokens/s, rounds {' '.join(f'{speed:.1f}' for speed in speeds)}")
     print(f"ratio engine_throughput {ours / theirs:.3f}")

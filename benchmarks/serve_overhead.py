@@ -7,11 +7,11 @@ The same prompt is answered with the same number of tokens twice: by the engine 
 server, as a streamed chat call of the `openai` client over a socket, recorded in a trajectory. In each case `--streams`
 callers make `--calls` calls one after another, and the overhead is the difference of the percentiles of a call's time.
 The scripted engine waits `--delay` seconds before each token; the embedded one computes. The client runs in the
-process of the server, so what it costs counts as overhead. At the end `--open` streams are open at once on one server; an
-error or a missing token ends the program with code 1.
+process of the server, so what it costs counts as overhead. At the end `--open` streams are open at once on one server;
+an error or a missing token ends the program with code 1.
 
-The last line is `ratio serve_overhead VALUE`: the median time of a call at the largest number of streams, in process over
-through the server: 1 is no overhead.
+The last line is `ratio serve_overhead VALUE` (with `--engine embedded`, `serve_overhead_embedded`): the median time of
+a call at the last number of streams, in process over through the server: 1 is no overhead.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import resource
 import sys
 import tempfile
 import time
@@ -70,14 +71,17 @@ def in_process(engine: Engine, renderer: ChatRenderer, tokens: int) -> Callable[
     return call
 
 
+async def tokens_in(stream: Any) -> int:
+    """How many tokens the events of a streamed answer carry; the first and the last of them carry none."""
+    return sum([len(getattr(choice, "token_ids", None) or ()) async for event in stream for choice in event.choices])
+
+
 def through_server(client: AsyncOpenAI, tokens: int) -> Callable[[], Awaitable[int]]:
     """A streamed call of the client."""
 
     async def call() -> int:
-        stream = await client.chat.completions.create(
-            model="m", messages=QUESTION, max_tokens=tokens, stream=True, logprobs=True
-        )
-        return sum([len(choice.token_ids or ()) async for event in stream for choice in event.choices])  # type: ignore[attr-defined]
+        stream = await client.chat.completions.create(model="m", messages=QUESTION, max_tokens=tokens, stream=True)
+        return await tokens_in(stream)
 
     return call
 
@@ -109,7 +113,7 @@ async def engine_of(options: argparse.Namespace) -> AsyncIterator[tuple[Engine, 
     from art_core.engines.embedded import EmbeddedEngine, EmbeddedEngineConfig
     from art_core.weights.source import resolve_model
 
-    folder_path = resolve_model(options.model).path
+    folder_path = resolve_model(options.model).folder
     config = EmbeddedEngineConfig(model_folder=folder_path, max_concurrency=max(options.streams))
     embedded = await asyncio.to_thread(EmbeddedEngine, config)
     try:
@@ -155,11 +159,16 @@ async def hold_open(renderer: ChatRenderer, options: argparse.Namespace) -> None
     """Open `--open` streams on one server, and see each to its end only when all have begun."""
     if options.open == 0:
         return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # both ends of every stream are in this process
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        enough = 2 * options.open + 256
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, enough if hard < 0 else min(enough, hard)), hard))
     text = renderer.encode("abcdefgh")
     engine: Any = ScriptedEngine(lambda *_: text, delay_s=options.delay)
-    async with ModelServer(engine, renderer, model_name="m") as server, client_of(
-        server.base_url(), options.open
-    ) as client:
+    async with (
+        ModelServer(engine, renderer, model_name="m") as server,
+        client_of(server.base_url(), options.open) as client,
+    ):
         all_begun, num_begun = asyncio.Event(), 0
 
         async def one() -> int:
@@ -169,7 +178,7 @@ async def hold_open(renderer: ChatRenderer, options: argparse.Namespace) -> None
             if num_begun == options.open:
                 all_begun.set()
             await all_begun.wait()
-            return sum([len(getattr(choice, "token_ids", None) or ()) async for e in stream for choice in e.choices])
+            return await tokens_in(stream)
 
         start = time.perf_counter()
         async with asyncio.timeout(600):

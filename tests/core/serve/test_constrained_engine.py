@@ -39,7 +39,10 @@ PING: Any = {
     "function": {"name": "ping", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
 }
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "w", "strict": True, "schema": SCHEMA}}
-BAD_FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "w", "schema": {"type": "array", "uniqueItems": True}}}
+BAD_FORMAT: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "w", "schema": {"type": "array", "uniqueItems": True}},
+}
 NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 
 

@@ -48,7 +48,7 @@ def recognised(tokenizer: Any) -> Any | None:
             renderer = create_renderer(tokenizer, config_from_name(name))
             if all(_agrees(renderer, tokenizer, *probe) for probe in _PROBES):
                 return renderer
-        except Exception:  # noqa: BLE001, S112 - lacking tokens, a refused probe: each says that it is not this one
+        except Exception:  # noqa: BLE001 - lacking tokens, a refused probe: each says that it is not this one
             continue
     return None
 
@@ -72,7 +72,8 @@ Answer = Callable[[ChatMessage, Sequence[ToolSpec] | None], str | None]
 def call_format(answer: Answer) -> CallFormat | None:
     """The format in which `answer` writes calls; None if it is none of those known.
 
-    Several calls stand on lines of their own, or the format is one of single calls. An empty think block may precede the first call: a model that reasons is shown one where it did not.
+    Several calls stand on lines of their own, or the format is one of single calls. An empty think block may precede
+    the first call: a model that reasons is shown one where it did not.
     """
     written = answer(_CALLING, [_TOOL])
     if written is None:
