@@ -1,13 +1,14 @@
 """What the server adds to a model call, and whether it holds many open streams at once.
 
-    python benchmarks/serve_overhead.py [--engine scripted|embedded] [--model smollm2-135m] [--streams 1 64] \
-        [--calls 20] [--tokens 32] [--delay 0.01] [--open 512]
+    python benchmarks/serve_overhead.py [--engine scripted|embedded] [--model smollm2-135m] [--client openai|http] \
+        [--streams 1 64] [--calls 20] [--tokens 32] [--delay 0.01] [--open 512]
 
 The same prompt is answered with the same number of tokens twice: by the engine called in this process, and through the
 server, as a streamed chat call of the `openai` client over a socket, recorded in a trajectory. In each case `--streams`
 callers make `--calls` calls one after another, and the overhead is the difference of the percentiles of a call's time.
 The scripted engine waits `--delay` seconds before each token; the embedded one computes. The client runs in the
-process of the server, so what it costs counts as overhead. At the end `--open` streams are open at once on one server;
+process of the server, so what it costs counts as overhead; `--client http` reads the events without the `openai`
+library, which shows how much of it that is. At the end `--open` streams are open at once on one server;
 an error or a missing token ends the program with code 1.
 
 The last line is `ratio serve_overhead VALUE` (with `--engine embedded`, `serve_overhead_embedded`): the median time of
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import math
 import resource
 import sys
@@ -86,6 +88,23 @@ def through_server(client: AsyncOpenAI, tokens: int) -> Callable[[], Awaitable[i
     return call
 
 
+def over_http(client: AsyncOpenAI, tokens: int) -> Callable[[], Awaitable[int]]:
+    """The same call without the `openai` library: what is left is the server, and reading JSON."""
+    body = {"model": "m", "messages": QUESTION, "max_tokens": tokens, "stream": True}
+    http, url = client._client, f"{str(client.base_url).rstrip('/')}/chat/completions"
+
+    async def call() -> int:
+        got = 0
+        async with http.stream("POST", url, json=body) as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    got += sum(len(choice.get("token_ids", ())) for choice in json.loads(line[6:])["choices"])
+        return got
+
+    return call
+
+
 class Endless:
     """An engine without stop tokens: every call brings as many tokens as it asks for, through the server as well."""
 
@@ -96,6 +115,9 @@ class Endless:
 
     def stream(self, prompt_ids: Any, sampling: Sampling) -> Any:
         return self._engine.stream(prompt_ids, sampling.model_copy(update={"stop_token_ids": ()}))
+
+
+CLIENTS = {"openai": through_server, "http": over_http}
 
 
 @asynccontextmanager
@@ -139,7 +161,7 @@ async def measure(options: argparse.Namespace) -> float:
             direct = await times_of(in_process(engine, renderer, options.tokens), **load)
             async with ModelServer(engine, renderer, model_name="m") as server:
                 async with client_of(server.open_trajectory("t"), streams) as client:
-                    served = await times_of(through_server(client, options.tokens), **load)
+                    served = await times_of(CLIENTS[options.client](client, options.tokens), **load)
                 num_recorded = len(server.close_trajectory("t"))
             if num_recorded != streams * (options.calls + 1):
                 raise RuntimeError(f"{num_recorded} calls were recorded; wanted {streams * (options.calls + 1)}")
@@ -192,6 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engine", choices=["scripted", "embedded"], default="scripted")
     parser.add_argument("--model", default="smollm2-135m", help="for the embedded engine: a name, or a folder")
+    parser.add_argument("--client", choices=list(CLIENTS), default="openai")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--calls", type=int, default=20, help="by each stream, after one that is not counted")
     parser.add_argument("--tokens", type=int, default=32)

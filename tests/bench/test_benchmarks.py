@@ -37,7 +37,7 @@ def test_engine_throughput(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["scripted", "embedded"])
 def test_serve_overhead(tmp_path: Path, engine: str) -> None:
-    model = ("--model", write_tiny_model(tmp_path / "m")) if engine == "embedded" else ()
+    model = ("--model", write_tiny_model(tmp_path / "m"), "--client", "http") if engine == "embedded" else ()
     sizes = ("--streams", "1", "3", "--calls", "2", "--tokens", "4", "--delay", "0.001", "--open", "24")
     lines, code, errors = run("serve_overhead", "--engine", engine, *model, *sizes)
     assert code == 0, errors
