@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from renderers import ParsedToolCall, ToolCallParseStatus
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -137,6 +137,7 @@ values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(names, st.dictionaries(st.text(max_size=5), values, max_size=3)), min_size=1, max_size=3))
 def test_every_call_that_is_rendered_is_read_back(calls: list[tuple[str, dict[str, Any]]]) -> None:
     text = "\n".join(call_text({"name": name, "arguments": arguments}) for name, arguments in calls)

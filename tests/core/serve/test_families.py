@@ -27,7 +27,9 @@ HERMES = """{%- for call in message.tool_calls or [] %}
 {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
 {{- '}\\n</tool_call>' }}{%- endfor %}"""
 PYTHONIC = """{%- for call in message.tool_calls or [] %}{{- '[' + call.function.name + '()]' }}{%- endfor %}"""
+SPREAD = HERMES.replace('{"name": ', '{ "name" : ')
 TEMPLATES = {
+    "spread": HEAD + TURN + SPREAD + TAIL,
     "hermes": HEAD + TURN + HERMES + TAIL,
     "pythonic": HEAD + TURN + PYTHONIC + TAIL,
     "unknown": HEAD + TURN + TAIL,
@@ -80,6 +82,22 @@ async def test_b064_calls_are_read_where_the_format_is_known(tmp_path: Path) -> 
         choice = (await model.ask([USER], tools=TOOLS)).choices[0]
         assert [(c.function.name, c.function.arguments) for c in choice.message.tool_calls] == [("f", '{"a":1}')]
         assert choice.finish_reason == "tool_calls"
+        model.say(HERMES_CALL)
+        model.say(f"{HERMES_CALL}\n{HERMES_CALL}")
+        for options in ({"tool_choice": "required"}, {"parallel_tool_calls": False}):
+            message = (await model.ask([USER], tools=TOOLS, **options)).choices[0].message
+            assert [call.function.name for call in message.tool_calls] == ["f"]
+        grammar = model.engine.prompts[1][1].grammar or ""
+        assert grammar == model.renderer.tool_call_grammar(TOOLS)
+        assert 'call_0: <tool_call> "\\n{\\"name\\": \\"f\\", \\"arguments\\": " arguments_0' in grammar
+
+
+async def test_b064_a_call_is_required_only_where_its_spelling_is_known(tmp_path: Path) -> None:
+    model = Family(tmp_path, "spread")
+    async with model.server as server:
+        server.open_trajectory("t")
+        model.say(HERMES_CALL)
+        assert (await model.ask([USER], tools=TOOLS)).choices[0].message.tool_calls
         refused: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
         for param, value in refused.items():
             with pytest.raises(BadRequestError) as caught:

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 from openai import BadRequestError
 
+from art_core.render.calls import COMPACT_HERMES
 from art_core.render.grammars import json_object_grammar, json_schema_grammar, regex_grammar
-from art_core.render.hermes import call_text, calls_grammar
+from art_core.render.hermes import call_text
 from tests.core.serve.support import CALL, RENDERER, TOKENIZER, TOOLS, USER, Setup, collected, ids_of
 
 BYTES = LLTokenizer("byte")
@@ -71,7 +72,7 @@ def test_with_another_answer_allowed_it_is_calls_or_that() -> None:
 
 
 def test_tags_that_are_special_tokens_of_a_model_are_those_tokens() -> None:
-    grammar = calls_grammar([{"name": "f"}], only_one=True, instead=None, special=["<tool_call>", "</tool_call>"])
+    grammar = COMPACT_HERMES.grammar([{"name": "f"}], only_one=True, special=["<tool_call>", "</tool_call>"])
     assert grammar.splitlines()[3].startswith('call_0: <tool_call> "')
     assert LLMatcher.validate_grammar_with_warnings(grammar)[0] is False
 

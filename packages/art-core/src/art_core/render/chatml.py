@@ -10,7 +10,8 @@ from renderers import ParsedResponse, RenderedTokens, extract_message_tool_names
 
 from art_core.errors import DataError
 from art_core.render.base import CompletionParser, ContentDelta
-from art_core.render.hermes import call_text, calls_grammar
+from art_core.render.calls import COMPACT_HERMES
+from art_core.render.hermes import call_text
 from art_core.render.messages import compact_json, normal_message, tool_function
 from art_core.render.parsing import StreamParser
 from art_core.render.tokenizer import TextTokenizer
@@ -165,7 +166,7 @@ class ChatMLHermesRenderer:
     def tool_call_grammar(
         self, tools: Sequence[ToolSpec], *, only_one: bool = False, instead: Mapping[str, Any] | None = None
     ) -> str | None:
-        return calls_grammar(
+        return COMPACT_HERMES.grammar(
             [tool_function(tool) for tool in tools], only_one=only_one, instead=instead, special=self._special
         )
 

@@ -10,6 +10,7 @@ from renderers import DefaultRendererConfig, ParsedResponse, RenderedTokens, Too
 
 from art_core.errors import DataError, MissingExtraError
 from art_core.render.base import CompletionParser, ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+from art_core.render.families import call_format, recognised
 from art_core.render.messages import compact_json, normal_message, tool_function
 from art_core.render.parsing import StreamParser
 from art_core.types import ChatMessage, ToolSpec
@@ -30,16 +31,19 @@ class LibraryRenderer:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder.values()
         self._special = sorted((token.content for token in added if token.special), key=len, reverse=True)
+        self._tags = frozenset(token.content for token in added)
         self.supports_tools = supports_tools
+        self._call_format = call_format(self._answer_text) if supports_tools else None
 
     @classmethod
     def load(cls, folder: Path, *, model_id: str | None, template: str | None) -> Self:
-        """The library's renderer for `model_id` if it knows that name, else its generic one with `template`.
+        """The library's renderer for `model_id` if it knows that name, else the one that writes what `template` writes.
 
-        The generic one reads tool calls where the template shows which of the known formats the model writes.
+        That is a hand-written one where one agrees with the template, and the generic one otherwise. The generic one
+        reads tool calls where the template shows which of the known formats the model writes.
 
         Raises:
-            DataError: the folder has no readable tokenizer.
+            DataError: the folder has no readable tokenizer, or one that is not that of `model_id`.
             MissingExtraError: `transformers` is not installed.
         """
         try:
@@ -56,9 +60,18 @@ class LibraryRenderer:
             raise DataError(f"{folder} holds no tokenizer that can be read: {error}; wanted a model folder") from error
         if model_id in MODEL_RENDERER_MAP:
             tokenizer.name_or_path = model_id
-            return cls(create_renderer(tokenizer), tokenizer, supports_tools=True)
+            try:
+                return cls(create_renderer(tokenizer), tokenizer, supports_tools=True)
+            except Exception as error:  # the library asserts, and some families download more
+                raise DataError(
+                    f"the tokenizer in {folder} cannot be used as that of {model_id}: {error or type(error).__name__}; "
+                    "download the model again, or give no model id"
+                ) from error
         if template is None:
             raise DataError(f"the model in {folder} has no chat template; wanted an instruct model, not a base model")
+        tokenizer.chat_template = template
+        if (known := recognised(tokenizer)) is not None:
+            return cls(known, tokenizer, supports_tools=True)
         tool_parser = _tool_parser(template, tokenizer)
         config = DefaultRendererConfig(
             tool_parser=tool_parser, reasoning_parser="think" if "<think>" in template else None
@@ -117,17 +130,42 @@ class LibraryRenderer:
     def vocabulary_size(self) -> int:
         return len(self._tokenizer)
 
-    def prefill_ids(self, message: ChatMessage) -> list[int] | None:  # noqa: ARG002 - of the protocol
-        return None
+    def prefill_ids(self, message: ChatMessage) -> list[int] | None:
+        """What the template writes for `message` as the last one, up to the end of its turn.
+
+        None for a message with calls, and where the template changes the text: what follows would not continue it.
+        """
+        ids = None if message.get("tool_calls") else self._answer_ids(message, None)
+        [prepared] = self._prepared([message])
+        return ids if ids is not None and self._decoded(ids).endswith(prepared["content"]) else None
 
     def tool_call_grammar(
-        self,
-        tools: Sequence[ToolSpec],  # noqa: ARG002 - of the protocol
-        *,
-        only_one: bool = False,  # noqa: ARG002 - of the protocol
-        instead: Mapping[str, Any] | None = None,  # noqa: ARG002 - of the protocol
+        self, tools: Sequence[ToolSpec], *, only_one: bool = False, instead: Mapping[str, Any] | None = None
     ) -> str | None:
-        return None
+        form = self._call_format
+        if form is None or (instead is not None and not form.opening):  # without tags the two cannot be told apart
+            return None
+        functions = [tool_function(tool) for tool in tools]
+        return form.grammar(functions, only_one=only_one, instead=instead, special=self._tags)
+
+    def _answer_ids(self, message: ChatMessage, tools: Sequence[ToolSpec] | None) -> list[int] | None:
+        """Ids of an assistant message behind the generation prompt, without what ends its turn; None if unclear."""
+        asked: list[ChatMessage] = [{"role": "user", "content": "u"}]
+        head = self.render_ids(asked, tools=tools, add_generation_prompt=True)
+        whole = self.render_ids([*asked, message], tools=tools)
+        stops = set(self.get_stop_token_ids())
+        ends = [place for place in range(len(head), len(whole)) if whole[place] in stops]
+        return whole[len(head) : ends[-1]] if whole[: len(head)] == head and ends else None
+
+    def _answer_text(self, message: ChatMessage, tools: Sequence[ToolSpec] | None) -> str | None:
+        try:
+            ids = self._answer_ids(message, tools)
+        except DataError:
+            return None
+        return None if ids is None else self._decoded(ids)
+
+    def _decoded(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def get_stop_token_ids(self) -> list[int]:
         return list(self._renderer.get_stop_token_ids())

@@ -31,7 +31,8 @@ def load_renderer(model_folder: Path | str, *, model_id: str | None = None) -> C
 
     ChatML models whose own template knows no tools (or that have none) get `ChatMLHermesRenderer`, after its text has
     been compared with their template. Other models get the one that the `renderers` library has for them: a
-    hand-written one where the hub name is known (`model_id`, or a folder of the hub's cache), else the generic one.
+    hand-written one where the hub name is known (`model_id`, or a folder of the hub's cache) or where it writes the
+    same ids as the model's template, else the generic one. docs/models.md says what each can do.
 
     Raises:
         DataError: the folder has no readable tokenizer, or a template that cannot be used.
@@ -39,6 +40,7 @@ def load_renderer(model_folder: Path | str, *, model_id: str | None = None) -> C
     """
     folder = Path(model_folder)
     template = _chat_template(folder)
+    model_id = model_id or _hub_id(folder)
     if template is None or (START in template and "tools" not in template):
         tokenizer = TextTokenizer.from_file(folder / "tokenizer.json")
         if START in tokenizer.special_tokens and END in tokenizer.special_tokens:
@@ -47,12 +49,12 @@ def load_renderer(model_folder: Path | str, *, model_id: str | None = None) -> C
                 return renderer
             if (fitted := _fitted(tokenizer, template)) is not None:
                 return fitted
-        elif template is None:
+        elif template is None and model_id is None:
             raise DataError(
                 f"the model in {folder} has no chat template and its tokenizer is not made for ChatML; "
                 "wanted an instruct model, not a base model"
             )
-    return LibraryRenderer.load(folder, model_id=model_id or _hub_id(folder), template=template)
+    return LibraryRenderer.load(folder, model_id=model_id, template=template)
 
 
 def _chat_template(folder: Path) -> str | None:

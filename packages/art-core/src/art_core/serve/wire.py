@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from art_core.errors import ArtError, ContextLengthError, DataError, EngineClosedError, UnknownTrajectoryError
+from art_core.errors import (
+    ArtError,
+    ConfigError,
+    ContextLengthError,
+    DataError,
+    EngineClosedError,
+    UnknownTrajectoryError,
+)
 from art_core.render.messages import compact_json
 from art_core.types import ChatMessage, FinishReason
 
@@ -71,7 +78,7 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), code="context_length_exceeded", param="messages")
     if isinstance(error, UnknownTrajectoryError):
         return ApiError(404, str(error), code="unknown_trajectory")
-    if isinstance(error, DataError):
+    if isinstance(error, (ConfigError, DataError)):  # an engine refuses a grammar with the former
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, EngineClosedError):
         return ApiError(503, str(error), code="engine_closed")

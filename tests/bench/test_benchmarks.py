@@ -1,0 +1,52 @@
+"""Each benchmark runs to its last line, at sizes too small to say anything about speed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from art_core.testing import write_tiny_model
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+pytestmark = pytest.mark.slow
+
+
+def run(name: str, *arguments: str | Path) -> tuple[list[str], int, str]:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{name}.py"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    return done.stdout.splitlines(), done.returncode, done.stderr
+
+
+def test_engine_throughput(tmp_path: Path) -> None:
+    sizes = ("--rollouts", "3", "--prompt", "24", "--shared", "8", "--new", "4", "--repeats", "1", "--threads", "1")
+    lines, code, errors = run("engine_throughput", "--model", write_tiny_model(tmp_path / "m"), *sizes)
+    assert code == 0, errors
+    assert re.fullmatch(r"ratio engine_throughput \d+\.\d{3}", lines[-1])
+    assert [line.split(":")[0] for line in lines[1:3]] == ["engine", "generate"]
+
+
+@pytest.mark.parametrize("engine", ["scripted", "embedded"])
+def test_serve_overhead(tmp_path: Path, engine: str) -> None:
+    model = ("--model", write_tiny_model(tmp_path / "m"), "--client", "http") if engine == "embedded" else ()
+    sizes = ("--streams", "1", "3", "--calls", "2", "--tokens", "4", "--delay", "0.001", "--open", "24")
+    lines, code, errors = run("serve_overhead", "--engine", engine, *model, *sizes)
+    assert code == 0, errors
+    name = "serve_overhead" if engine == "scripted" else "serve_overhead_embedded"
+    assert re.fullmatch(rf"ratio {name} \d+\.\d{{3}}", lines[-1])
+    assert lines[-2].startswith("24 streams open at once on one server: no error")
+    assert [line.split(":")[0] for line in lines[:4]] == [
+        "1 streams, p50",
+        "1 streams, p99",
+        "3 streams, p50",
+        "3 streams, p99",
+    ]
