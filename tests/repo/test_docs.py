@@ -29,6 +29,8 @@ from pathlib import Path
 
 import pytest
 
+from art_core.serve.wire import ERROR_CODES
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 PAGES = sorted(
@@ -256,6 +258,14 @@ def test_tree_in_the_readme_names_every_package_and_no_other() -> None:
     assert trees, "README.md shows no tree of the repository (a `text` block that names packages/)"
     folders = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
     assert set(re.findall(r"\bart-[a-z]+\b", trees[0])) == folders
+
+
+def test_error_codes_of_the_server_are_those_of_its_page() -> None:
+    page = (ROOT / "docs" / "server.md").read_text(encoding="utf-8").partition("## Errors")[2].partition("## ")[0]
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    told = {code: set(statuses.split(", ")) for names, statuses in rows for code in re.findall(r"`(\w+)`", names)}
+    told = {code: {status.strip() for status in statuses} for code, statuses in told.items()}
+    assert told == {code: set(re.findall(r"\d{3}", text.partition(":")[0])) for code, text in ERROR_CODES.items()}
 
 
 # The checks themselves
