@@ -195,6 +195,7 @@ def test_python_runs(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the README trains a model
 @of_each_page
 def test_slow_python_runs(page: Path, tmp_path: Path) -> None:
     run_python(page, tmp_path, slow=True)
