@@ -2,15 +2,15 @@
 
 Fenced code is checked by its language:
 
-- `python`: the blocks of a file run in order, in one process, in an empty folder.
+- `python`: the blocks of a file run in order, in one process, in an empty folder; `await` is allowed outside functions.
 - `console`: lines that begin with `$ ` are commands, the rest is their output. Each command is checked against what
   exists: targets of the Makefile; subcommands and options of the packages' own commands.
 
 A comment on the line above a block changes that:
 
 - `<!-- test: skip REASON -->`: the block is not checked.
-- `<!-- test: run -->`: the commands of a `console` block are run in an empty folder and their output is compared; a
-  line `...` stands for any lines.
+- `<!-- test: run -->`: the commands of a `console` block are run, where the page's `python` blocks have run before,
+  and their output is compared; a line `...` stands for any lines.
 - `<!-- test: slow -->`: as the language says, but only in the slow part of the tests. `run slow` goes together.
 
 Links to files and to headings must lead somewhere.
@@ -29,12 +29,16 @@ from pathlib import Path
 
 import pytest
 
+from art_core.serve.wire import ERROR_CODES
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 PAGES = sorted(
     {ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")}
 )
-OURS = ("art-mcp", "art-ruler")
+OURS = ("art", "art-mcp", "art-ruler")
+NESTED = {("art", "runs")}
+"""Subcommands that have subcommands."""
 _MARK = re.compile(r"<!--\s*test:\s*(.*?)\s*-->")
 _FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*([\w-]*)")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
@@ -108,9 +112,18 @@ def run_python(page: Path, folder: Path, *, slow: bool) -> None:
     lines: list[str] = []
     for block in chosen:
         lines += [""] * (block.line - len(lines)) + block.text.splitlines()
-    code = f"exec(compile({chr(10).join(lines)!r}, {str(page)!r}, 'exec'))"
+    code = _RUN_PAGE.format(text="\n".join(lines), page=str(page))
     ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+_RUN_PAGE = """
+import ast, asyncio, inspect
+code = compile({text!r}, {page!r}, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+ran = eval(code, dict(__name__="__main__"))
+if inspect.iscoroutine(ran):
+    asyncio.run(ran)
+"""
 
 
 def run_console(block: Block, folder: Path) -> None:
@@ -182,6 +195,7 @@ def test_python_runs(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the README trains a model
 @of_each_page
 def test_slow_python_runs(page: Path, tmp_path: Path) -> None:
     run_python(page, tmp_path, slow=True)
@@ -189,17 +203,21 @@ def test_slow_python_runs(page: Path, tmp_path: Path) -> None:
 
 @of_each_page
 def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
-    for block in CONSOLE:
-        if block.page == page and "run" in block.marker and "slow" not in block.marker:
-            run_console(block, tmp_path)
+    shown = [b for b in CONSOLE if b.page == page and "run" in b.marker and "slow" not in b.marker]
+    if shown:
+        run_python(page, tmp_path, slow=False)
+    for block in shown:
+        run_console(block, tmp_path)
 
 
 @pytest.mark.slow
 @of_each_page
 def test_slow_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
-    for block in CONSOLE:
-        if block.page == page and {"run", "slow"} <= set(block.marker):
-            run_console(block, tmp_path)
+    shown = [b for b in CONSOLE if b.page == page and {"run", "slow"} <= set(b.marker)]
+    if shown:
+        run_python(page, tmp_path, slow=True)
+    for block in shown:
+        run_console(block, tmp_path)
 
 
 @of_each_page
@@ -212,9 +230,13 @@ def test_commands_exist_with_their_options(page: Path) -> None:
             targets = [word for word in words[1:] if "=" not in word]
             assert set(targets) <= set(_make_targets()), f"{block.where}: {command}"
         elif words and (name := Path(words[0]).name) in OURS and len(words) > 1:
-            subcommand = words[1]
-            assert subcommand.startswith("-") or subcommand in _help(name), f"{block.where}: {command}"
-            known = set(re.findall(r"--[\w-]+", _help(name, "" if subcommand.startswith("-") else subcommand)))
+            path: tuple[str, ...] = ()
+            for word in words[1:3]:
+                if word.startswith("-") or (path and (name, *path) not in NESTED):
+                    break
+                assert re.search(rf"\b{re.escape(word)}\b", _help(name, *path)), f"{block.where}: {command}"
+                path += (word,)
+            known = set(re.findall(r"--[\w-]+", _help(name, *path)))
             used = {word.split("=")[0] for word in words[2:] if word.startswith("--")}
             assert used <= known, f"{block.where}: `{command}` has options that are not there: {sorted(used - known)}"
 
@@ -225,8 +247,8 @@ def _make_targets() -> tuple[str, ...]:
 
 
 @functools.cache
-def _help(name: str, subcommand: str = "") -> str:
-    command = [str(BIN / name), *([subcommand] if subcommand else []), "--help"]
+def _help(name: str, *subcommands: str) -> str:
+    command = [str(BIN / name), *subcommands, "--help"]
     return subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"}
     ).stdout
@@ -237,6 +259,14 @@ def test_tree_in_the_readme_names_every_package_and_no_other() -> None:
     assert trees, "README.md shows no tree of the repository (a `text` block that names packages/)"
     folders = {path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")}
     assert set(re.findall(r"\bart-[a-z]+\b", trees[0])) == folders
+
+
+def test_error_codes_of_the_server_are_those_of_its_page() -> None:
+    page = (ROOT / "docs" / "server.md").read_text(encoding="utf-8").partition("## Errors")[2].partition("## ")[0]
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    told = {code: set(statuses.split(", ")) for names, statuses in rows for code in re.findall(r"`(\w+)`", names)}
+    told = {code: {status.strip() for status in statuses} for code, statuses in told.items()}
+    assert told == {code: set(re.findall(r"\d{3}", text.partition(":")[0])) for code, text in ERROR_CODES.items()}
 
 
 # The checks themselves

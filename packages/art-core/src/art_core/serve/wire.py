@@ -20,18 +20,24 @@ MIN_LOGPROB = -9999.0
 """What stands for minus infinity in an answer, as at OpenAI: JSON has no infinity."""
 
 ERROR_CODES = {
+    "WeightSyncError": "503: engine and trainer were found to disagree; the model is to be registered again",
     "context_length_exceeded": "400: the prompt, or the prompt with the tokens asked for, does not fit",
     "engine_closed": "503: the engine was closed, or died, before the answer was finished",
     "internal_error": "500: a fault of the server; its log has the traceback",
+    "invalid_api_key": "401: no key was sent, or not the server's",
     "invalid_function_parameters": "400: the `parameters` of a tool are no usable schema of an object",
     "invalid_json": "400: the body is not a JSON object",
     "invalid_json_schema": "400: the schema of `response_format` is wrong, or uses a keyword that cannot be enforced",
     "invalid_value": "400: a known field has a value that it cannot have; `param` is the path to it",
+    "loading": "503: the model was still being loaded after the longest wait",
     "missing_required_parameter": "400: a field that must be there is not",
     "model_not_found": "404: no model of that name is served",
+    "request_too_large": "413: the body has more bytes than the server takes",
+    "shutting_down": "503: the server ends and takes no new calls",
     "unknown_trajectory": "404: no trajectory of that id is open",
     "unknown_url": "404 or 405: no such address, or not with this method",
     "unsupported_parameter": "400: a field, or a value of one, that this server does not support; `param` names it",
+    "weights_are_changing": "503: the weights asked for were not ready after the longest wait",
 }
 """What `error.code` of a refused call can be, and what it means. Stable: programs may compare with them."""
 
