@@ -467,6 +467,16 @@ async def test_log_keeps_groups_with_their_means(model: art.TrainableModel, back
         await model.log(metrics={"loss": float("nan")})
 
 
+async def test_groups_are_logged_for_the_step_they_were_sampled_at(
+    model: art.TrainableModel, backend: InProcessBackend
+) -> None:
+    group = await group_of(captured, model, 0.0, 1.0)
+    await model.train([group])
+    await model.log([group], split="train")
+    await model.log(metrics={"loss": 0.5})
+    assert [logged.step for logged in backend.logged] == [0, 1]
+
+
 async def trained_to(model: art.TrainableModel, steps: int) -> None:
     for _ in range(steps):
         await model.train([await group_of(explicit, model, 0.0, 1.0)])

@@ -280,7 +280,10 @@ class TrainableModel:
         metrics: Mapping[str, float] | None = None,
         step: int | None = None,
     ) -> None:
-        """Keep `groups` and `metrics` in the model's run folder, for the step the model is at, or `step`.
+        """Keep `groups` and `metrics` in the model's run folder.
+
+        They belong to `step`: without one, to the newest step that the groups' exchanges were sampled at, however far
+        training has gone meanwhile; and where there are none, to the step the model is at.
 
         Means over the groups are logged with them: `<split>/reward`, `<split>/exception_rate`,
         `<split>/reward_std_dev`, and each metric. Trajectories without a group are kept as one.
@@ -290,6 +293,9 @@ class TrainableModel:
         """
         whole = _whole_groups(groups or (), allow_trajectories=True)
         named = named_metrics(split, group_metrics(whole), metrics or {})
+        if step is None:
+            versions = (e.policy_version for group in whole for t in group for e in t.exchanges)
+            step = max(versions, default=None)
         await self.backend().log(self.project, self.name, whole, split=split, step=step, metrics=named)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[int]:
