@@ -1,8 +1,6 @@
 """Train a model to play the first moves of 2048, each an answer that has to follow a JSON schema.
 
-    python examples/game_2048.py [--model smollm2-135m | a folder | a hub id] [--steps 3]
-
-Tokens that the schema leaves no choice about are not trained.
+python examples/game_2048.py [--model smollm2-135m | a folder | a hub id] [--steps 3]
 """
 
 from __future__ import annotations
