@@ -102,8 +102,8 @@ def test_started_again_it_goes_on_and_an_interrupt_leaves_no_server(tmp_path: Pa
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             assert process.stdout.readline().startswith(b"step ")
             process.send_signal(signal.SIGINT)
             assert process.wait(60) != 0
