@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+import art_core as art
 from art_core.backends import LocalBackend, RemoteBackend
+from art_core.backends.http import HttpBackend
 from art_core.config import TrainConfig
 from art_core.control import RegisterRequest
 from art_core.errors import ConfigError, DataError, ModelNotFoundError, UnknownTrajectoryError
@@ -73,6 +75,19 @@ async def test_a_rollout_is_recorded_trained_on_and_answered_by_the_newer_step(
         ]
     assert versions == [1, 0, 1]
     assert await backend.register(request) == state
+
+
+async def test_a_model_may_stand_in_place_of_its_names(backend: Backend, base_model: str) -> None:
+    model = art.TrainableModel(name="given", project="p", base_model=base_model)
+    await model.register(backend)
+    assert isinstance(backend, HttpBackend)
+    result = await backend.train(model, [await group(backend, "given", "given", max_tokens=4)], learning_rate=1e-2)
+    assert (result.step, result.skipped, await model.get_step()) == (1, None, 1)
+    with pytest.raises(ConfigError, match=r"train has no option 'lerning_rate'.*'learning_rate'"):
+        await backend.train(model, [], lerning_rate=1e-2)
+    other = art.TrainableModel(name="given", project="p", base_model=base_model)
+    with pytest.raises(ConfigError, match="not registered"):
+        await backend.train(other, [])
 
 
 async def test_registering_with_other_options_is_refused_with_the_difference(backend: Backend, base_model: str) -> None:

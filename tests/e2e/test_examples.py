@@ -1,32 +1,148 @@
-"""Every example runs."""
+"""Every example runs, is short, and is in the list of examples."""
 
 from __future__ import annotations
 
+import json
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from art_core.runs import run
 from art_core.testing import write_tiny_model
 from tests.e2e.support import REPO, environment
 
+EXAMPLES = REPO / "examples"
+OPTIONS = json.dumps({"dtype": "float32", "num_threads": 1, "lora": {"rank": 4}})
+STEP = re.compile(r"^step (\d+)  reward -?\d+\.\d\d(  .*)?$", re.MULTILINE)
+# Each example that trains: what its model is called, and the fewest and most calls that one of its rollouts makes.
+TRAINING = {
+    "agent_elsewhere": ("sloganeer", 2, 2),
+    "explicit_style": ("word-counter", 1, 1),
+    "game_2048": ("game-2048", 1, 12),
+    "sync_agent_in_threads": ("adder", 3, 3),
+    "tic_tac_toe": ("tic-tac-toe", 1, 5),
+    "two_tools_agent": ("shop-clerk", 2, 2),
+}
 
-@pytest.mark.slow
-def test_record_an_agent(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "model")
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The address of an `art serve` with a key, and the folder of its runs."""
+    path = tmp_path_factory.mktemp("served")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "art_core", "serve", "--json", "--port", "0", "--path", path, "--options", OPTIONS],
+        env={**environment(), "ART_API_KEY": "secret"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["url"], path
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stdout.close()
+
+
+def command(name: str, *arguments: str | Path) -> list[str | Path]:
+    return [sys.executable, EXAMPLES / f"{name}.py", *arguments]
+
+
+def finished(name: str, *arguments: str | Path) -> str:
+    """What the example prints."""
     done = subprocess.run(
-        [sys.executable, REPO / "examples" / "record_an_agent.py", model],
-        env=environment(),
+        command(name, *arguments),
+        env={**environment(), "ART_API_KEY": "secret"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRAINING)
+def test_it_trains(name: str, server: tuple[str, Path], tiny: Path) -> None:
+    url, path = server
+    output = finished(name, "--model", tiny, "--steps", "1", "--url", url)
+    assert STEP.fullmatch(output.strip()), output
+    model, least, most = TRAINING[name]
+    trajectories = list(run(path, model).trajectories("train"))
+    assert len(trajectories) == 16
+    assert [t.error for t in trajectories if t.error] == []
+    calls = [len(trajectory.exchanges) for trajectory in trajectories]
+    assert least <= min(calls)
+    assert max(calls) <= most
+    assert {exchange.policy_version for t in trajectories for exchange in t.exchanges} == {0}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_started_again_it_goes_on_and_an_interrupt_leaves_no_server(tmp_path: Path, tiny: Path) -> None:
+    arguments = ("--model", tiny, "--path", tmp_path / "runs")
+    (first,) = STEP.finditer(finished("explicit_style", *arguments, "--steps", "1"))
+    (second,) = STEP.finditer(finished("explicit_style", *arguments, "--steps", "1"))
+    assert (first[1], second[1]) == ("1", "2")
+    for name in ("explicit_style", "sync_agent_in_threads"):
+        process = subprocess.Popen(
+            command(name, *arguments, "--steps", "1000"),
+            env={**environment(), "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline().startswith(b"step ")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) != 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        assert processes_with(str(tmp_path)) == []
+
+
+def processes_with(text: str) -> list[str]:
+    """The command lines of running processes that contain `text`."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = file.read_text()
+        except OSError:  # it has ended meanwhile
+            continue
+        if text in line:
+            found.append(line)
+    return found
+
+
+def test_each_is_short_and_listed() -> None:
+    listed = set(re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text()))
+    programs = {path.name: path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".mjs")}
+    assert listed == set(programs)
+    assert [name for name, path in programs.items() if len(path.read_text().splitlines()) >= 100] == []
+
+
+@pytest.mark.slow
+def test_record_an_agent(tiny: Path) -> None:
+    lines = finished("record_an_agent", tiny).splitlines()
     exchanges = [line for line in lines if line.startswith("exchange:")]
     rows = [line for line in lines if line.startswith("row:")]
     assert len(exchanges) == 2
     assert all("forked False" in line for line in exchanges)
     assert len(rows) == 1, "the second turn extends the first: one row"
+
+
+def test_judge_a_group() -> None:
+    assert len(re.findall(r"^rank \d+  score ", finished("judge_a_group"), re.MULTILINE)) == 4

@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import APIConnectionError, AsyncOpenAI
 
+import art_core as art
 from art_core.backends import LocalBackend
 from art_core.config import TrainConfig
 from art_core.control import RegisterRequest
@@ -167,3 +169,20 @@ async def test_it_starts_once_at_first_use_and_the_key_is_in_no_argument(tmp_pat
         await backend.close()
     assert is_gone(pid)
     await backend.close()
+
+
+async def test_synchronous_rollouts_may_fill_every_thread_of_the_loop(tmp_path: Path, base_model: str) -> None:
+    model = art.TrainableModel(name="m", project="p", base_model=base_model)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=2))
+
+    def rollout() -> art.Trajectory:
+        with art.capture(model) as trajectory:
+            model.sync_openai_client().chat.completions.create(
+                model=model.get_inference_name(), messages=[{"role": "user", "content": "u"}], max_tokens=2
+            )
+        return trajectory
+
+    async with LocalBackend(tmp_path, **OPTIONS) as backend, asyncio.timeout(100):
+        await model.register(backend)
+        done = await asyncio.gather(*(asyncio.to_thread(rollout) for _ in range(6)))
+    assert [len(trajectory.exchanges) for trajectory in done] == [1] * 6

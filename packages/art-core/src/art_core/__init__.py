@@ -17,6 +17,8 @@ from art_core.trajectories import History, ScoredGroup, Trajectory, TrajectoryGr
 from art_core.types import Checkpoint, Exchange, Objective, Sampling, StepReport, TokenChunk, TokenSample
 
 if TYPE_CHECKING:
+    from art_core.backends.local import LocalBackend
+    from art_core.backends.remote import RemoteBackend
     from art_core.capturing import capture
     from art_core.dataset import iterate_dataset
     from art_core.decorators import limit_concurrency, retry
@@ -31,9 +33,11 @@ __all__ = [
     "Exchange",
     "History",
     "Judge",
+    "LocalBackend",
     "Model",
     "Objective",
     "Recorder",
+    "RemoteBackend",
     "Sampling",
     "ScoredGroup",
     "StepReport",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
 
 from art_core.config import TrainConfig
 from art_core.control import MetricRecord, ModelState, RegisterRequest
@@ -111,7 +112,13 @@ class Judge(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """Where models are served and trained: a server on this machine, or on another."""
+    """Where models are served and trained: a server on this machine, or on another. `async with` closes it."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
 
     @property
     def base_url(self) -> str:

@@ -6,6 +6,7 @@ import abc
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -31,6 +32,7 @@ from art_core.control import (
     TrainRequest,
 )
 from art_core.errors import ArtError, BackendError, ConfigError, DataError
+from art_core.model import also_takes_a_model
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import Exchange, StepReport
 
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     import httpx2
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
+_Result = TypeVar("_Result")
+# Not asyncio's own pool: all its threads may be synchronous rollouts, which wait for what is done here.
+_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="art-backend")
 _SILENCE_S = 60.0
 """A server at work sends a line every few seconds; one that is silent for so long is taken for dead."""
 
@@ -111,6 +116,7 @@ class HttpBackend(abc.ABC):
         body = LookupRequest(ids=list(ids))
         return (await self._ask("POST", f"{_model(project, name)}/exchanges", body, ExchangeList)).exchanges
 
+    @also_takes_a_model
     async def train(
         self,
         project: str,
@@ -192,7 +198,7 @@ class HttpBackend(abc.ABC):
 
         await self.start()
         timeout = httpx2.Timeout(timeout_s, connect=min(10.0, self._timeout_s), write=self._timeout_s)
-        content = None if body is None else await asyncio.to_thread(body.model_dump_json)
+        content = None if body is None else await in_thread(body.model_dump_json)
         headers = {"content-type": "application/json"}
         if self.api_key is not None:
             headers["authorization"] = f"Bearer {self.api_key}"
@@ -217,6 +223,11 @@ class HttpBackend(abc.ABC):
         return self._client
 
     _through_proxy = True
+
+
+async def in_thread(work: Callable[..., _Result], *args: Any) -> _Result:
+    """The result of `work(*args)`, which may block, also while synchronous rollouts fill asyncio's own threads."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, work, *args)
 
 
 class _Nothing(BaseModel):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from art_core.backends.http import HttpBackend
+from art_core.backends.http import HttpBackend, in_thread
 from art_core.errors import BackendError, ConfigError, MissingExtraError
 
 _NEEDED = ("torch", "transformers", "fastapi", "uvicorn", "prometheus_client", "renderers")
@@ -116,10 +116,10 @@ class LocalBackend(HttpBackend):
         await _let_go(server)
 
     async def _start(self) -> None:
-        self._log = await asyncio.to_thread(self._prepare)
+        self._log = await in_thread(self._prepare)
         reader, writer = os.pipe()
         try:
-            server = await asyncio.to_thread(self._spawn, writer)
+            server = await in_thread(self._spawn, writer)
         except BaseException:
             os.close(reader)
             raise
@@ -218,7 +218,7 @@ async def _let_go(server: subprocess.Popen[bytes]) -> None:
     """Free what is left of a server that ends."""
     if server.stdin is not None:
         server.stdin.close()
-    await asyncio.to_thread(server.wait)
+    await in_thread(server.wait)
 
 
 async def _ended(server: subprocess.Popen[bytes], timeout_s: float) -> bool:
@@ -229,7 +229,7 @@ async def _ended(server: subprocess.Popen[bytes], timeout_s: float) -> bool:
             server.wait(timeout=timeout_s)
         return server.poll() is not None
 
-    return await asyncio.to_thread(waited)
+    return await in_thread(waited)
 
 
 def _how(exit_code: int) -> str:
