@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -112,7 +111,6 @@ class _Registered:
 
     backend: Backend
     state: ModelState
-    home: asyncio.AbstractEventLoop
     served: ServedModel
     transport: AsyncModelTransport
     sync_transport: ModelTransport
@@ -170,7 +168,6 @@ class TrainableModel:
         self._registered = _Registered(
             backend,
             state,
-            asyncio.get_running_loop(),
             served,
             AsyncModelTransport(served),
             ModelTransport(served),
@@ -179,11 +176,6 @@ class TrainableModel:
     def backend(self) -> Backend:
         """Where the model is registered."""
         return self._known().backend
-
-    @property
-    def home(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which the model was registered."""
-        return self._registered.home if self._registered else None
 
     def _known(self) -> _Registered:
         if self._registered is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from art_core.config import TrainConfig
 from art_core.control import MetricRecord, ModelState, RegisterRequest
-from art_core.errors import ArtError, ModelNotFoundError, UnknownTrajectoryError
+from art_core.errors import ArtError, DataError, ModelNotFoundError, UnknownTrajectoryError
 from art_core.hosting.exchanges import open_trajectory_ids
 from art_core.hosting.model import HostedBy, HostedModel, open_model
 from art_core.hosting.options import HostOptions
@@ -42,8 +42,8 @@ class _Recorder:
     host: ModelHost
     model: HostedModel
 
-    def record(self, exchange: Exchange) -> None:
-        self.host.record(self.model, exchange)
+    def record(self, *exchanges: Exchange) -> None:
+        self.host.record(self.model, *exchanges)
 
 
 class ModelHost:
@@ -135,12 +135,13 @@ class ModelHost:
         finally:
             self.metrics.waited(base, "call", time.monotonic() - started)
 
-    def record(self, model: HostedModel, exchange: Exchange) -> None:
-        """Keep a finished call of `model`, or of one of its trajectories."""
-        model.log.record(exchange)
-        self.metrics.exchange(model.name, exchange)
-        if exchange.trajectory_id in self._trajectories:
-            self._trajectories[exchange.trajectory_id].last_call = time.monotonic()
+    def record(self, model: HostedModel, *exchanges: Exchange) -> None:
+        """Keep the choices of a finished call of `model`, or of one of its trajectories."""
+        model.log.record(*exchanges)
+        for exchange in exchanges:
+            self.metrics.exchange(model.name, exchange)
+            if exchange.trajectory_id in self._trajectories:
+                self._trajectories[exchange.trajectory_id].last_call = time.monotonic()
 
     def metrics_text(self) -> bytes:
         """What `GET /metrics` answers."""
@@ -189,6 +190,7 @@ class ModelHost:
         model = await self._model(project, name)
         outcome = "failed"
         try:
+            self._refuse_calls_of_others(model, groups)
             report = await model.train(
                 groups, config, on_progress, lambda waited_s: self.metrics.waited(model.name, "step", waited_s)
             )
@@ -196,6 +198,16 @@ class ModelHost:
         finally:
             self.metrics.step(model.name, outcome)
         return report
+
+    def _refuse_calls_of_others(self, model: HostedModel, groups: Sequence[TrajectoryGroup]) -> None:
+        """Raise where `groups` hold calls that another open model has answered: steps of two models look alike."""
+        ids = [exchange.id for group in groups for trajectory in group for exchange in trajectory.exchanges]
+        for other in self._models.values():
+            if other is not model and (foreign := other.log.known(ids)):
+                raise DataError(
+                    f"{len(foreign)} of {len(ids)} recorded calls were answered by {other.name!r} and not by "
+                    f"{model.name!r}, the first of them {foreign[0]!r}; train each model on its own trajectories"
+                )
 
     async def log(
         self,
@@ -234,7 +246,7 @@ class ModelHost:
         model = await self._model(project, name)
         await self.recover(trajectory_id)
         session = self.sessions.open(trajectory_id)
-        session.recorder = _Recorder(self, model)
+        session.recorder, session.model_name = _Recorder(self, model), model.name
         try:
             model.log.opened(trajectory_id)
         except BaseException:
@@ -342,7 +354,7 @@ class ModelHost:
                 session = self.sessions.open(trajectory_id)
                 for exchange in exchanges:
                     session.record(exchange)
-                session.recorder = _Recorder(self, model)
+                session.recorder, session.model_name = _Recorder(self, model), model.name
                 self._trajectories[trajectory_id] = _OpenTrajectory(model, time.monotonic())
             self._left_open.pop(trajectory_id, None)
 

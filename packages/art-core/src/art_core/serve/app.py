@@ -44,6 +44,8 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
         with attempt.begun():
             asked = kind.parse(body)
             model = await catalogue.find(asked.model)
+            if session is not None and session.model_name not in (None, model.name):
+                session = None  # an agent that asks a second model at the same address
             return Reply(call(asked, model=model, session=session, attempt=attempt), stop)
 
     async def models(request: Request) -> Response:
