@@ -19,6 +19,7 @@ from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
 from art_core.types import StepReport
+from art_core.values import check_name
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -135,12 +136,8 @@ class TrainableModel:
         **unknown: Any,
     ) -> None:
         refuse_unknown("TrainableModel", unknown)
-        for what, value in (("name", name), ("project", project)):
-            if not value or any(character in value for character in "/@\\") or value.startswith("."):
-                raise ConfigError(
-                    f"{what} is {value!r}; wanted a word without '/', '@' and '\\', since it names a folder and is "
-                    "part of the inference name"
-                )
+        check_name("name", name)
+        check_name("project", project)
         self.name = name
         self.project = project
         self.base_model = base_model

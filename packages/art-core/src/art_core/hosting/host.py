@@ -22,13 +22,13 @@ from art_core.hosting.record import ModelRecord, known_models
 from art_core.hosting.watch import AtStep
 from art_core.registry import check_adapters
 from art_core.runs import Run
-from art_core.runs.writer import check_name
 from art_core.serve.metrics import ServerMetrics
 from art_core.serve.served import Served
 from art_core.serve.session import Sessions
 from art_core.serve.wire import ApiError
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import Exchange, StepReport
+from art_core.values import check_name
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 1000

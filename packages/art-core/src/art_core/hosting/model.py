@@ -104,8 +104,6 @@ class HostedModel:
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ready.wait(), max_wait_s)
-        if self.fault is not None:
-            raise ApiError(503, f"model {self.name!r} answers nothing: {self.fault}", code="WeightSyncError")
         if not self._ready.is_set():
             raise ApiError(
                 503,
@@ -113,6 +111,8 @@ class HostedModel:
                 code="weights_are_changing",
                 retry_after_s=max(1, min(30, round(max_wait_s))),
             )
+        if self.fault is not None:
+            raise ApiError(503, f"model {self.name!r} answers nothing: {self.fault}", code="WeightSyncError")
 
     async def train(
         self,
