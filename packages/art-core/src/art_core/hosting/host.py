@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,7 @@ from pathlib import Path
 
 from art_core.config import TrainConfig
 from art_core.control import MetricRecord, ModelState, RegisterRequest
-from art_core.errors import ArtError, DataError, ModelNotFoundError, UnknownTrajectoryError
+from art_core.errors import ArtError, ConfigError, DataError, ModelNotFoundError, UnknownTrajectoryError
 from art_core.hosting.exchanges import open_trajectory_ids
 from art_core.hosting.model import HostedBy, HostedModel, open_model
 from art_core.hosting.options import HostOptions
@@ -80,7 +82,19 @@ class ModelHost:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See what earlier processes have left in the folder."""
+        """See what earlier processes have left in the folder.
+
+        Raises:
+            ConfigError: the folder cannot be made or written to.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise ConfigError(
+                f"path {self.folder} cannot be used: {error.strerror or error}; give another folder"
+            ) from error
         for name, folder in known_models(self.folder).items():
             try:
                 ids = await asyncio.to_thread(open_trajectory_ids, folder)
