@@ -385,7 +385,7 @@ def test_before_register_every_use_names_the_next_step(use: Callable[[art.Traina
         use(art.TrainableModel(name="m", project="p", base_model="b"))
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a@1", "..", "a\\b"])
+@pytest.mark.parametrize("name", ["", "a/b", "a@1", "..", "a\\b", "a b", "ä"])
 def test_names_that_cannot_name_a_folder_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="name is"):
         art.TrainableModel(name=name, project="p", base_model="b")

@@ -54,6 +54,7 @@ def test_help_of_serve_has_its_options_and_an_example() -> None:
         (["--port", "0", "--model", "a b=smollm2-135m"], "name 'a b' cannot be used"),
         (["--port", "0", "--engine", "warp"], "engine 'warp' is unknown"),
         (["--port", "0", "--trainer", "warp"], "trainer 'warp' is unknown"),
+        (["--port", "0", "--path", "/dev/null/runs"], "path /dev/null/runs cannot be used: Not a directory"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(arguments: list[str], message: str, tmp_path: Path) -> None:

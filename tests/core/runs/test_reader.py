@@ -216,47 +216,6 @@ def test_a_folder_of_another_kind_is_named(tmp_path: Path) -> None:
         run(tmp_path, "time")
 
 
-# Which step is best
-
-
-def logged_values(path: Path, metrics: dict[int, float], checkpoints: list[int]) -> ModelRun:
-    one = ModelRun.open(path, "p", "m")
-    for step, value in metrics.items():
-        one.log_groups("val", step, [], {"reward": value})
-    for step in checkpoints:
-        (one.folder / "checkpoints" / f"step-{step:04d}").mkdir()
-    return one
-
-
-def test_the_best_step_is_that_of_the_highest_value_and_of_equals_the_newest(tmp_path: Path) -> None:
-    with logged_values(tmp_path, {3: 0.9, 9: 0.1, 5: 0.9, 7: -1.0}, [3, 5, 7, 9]) as one:
-        assert one.best_step("val/reward") == 5
-        one.log_groups("val", 5, [], {"reward": 0.2})
-        assert one.best_step("val/reward") == 3
-
-
-def test_the_mean_reward_of_logged_trajectories_is_a_metric(tmp_path: Path) -> None:
-    with logged_values(tmp_path, {}, [1, 2]) as one:
-        one.log_groups("val", 1, [group(trajectory("a", 0.0), trajectory("b", 1.0))])
-        one.log_groups("val", 2, [group(trajectory("c", 0.4))])
-        assert one.best_step("val/reward") == 1
-
-
-@pytest.mark.parametrize("metric", ["val/accuracy", "train/reward", "reward", "val", ""])
-def test_a_metric_that_was_never_logged_is_refused_with_those_that_were(tmp_path: Path, metric: str) -> None:
-    with logged_values(tmp_path, {3: 0.9}, [3]) as one, pytest.raises(DataError, match=r"logged were: val/reward$"):
-        one.best_step(metric)
-    with logged_values(tmp_path / "empty", {}, [3]) as one, pytest.raises(DataError, match="logged were: none"):
-        one.best_step(metric)
-
-
-def test_a_value_of_a_step_without_checkpoint_is_no_candidate(tmp_path: Path) -> None:
-    with logged_values(tmp_path, {3: 0.9, 9: 0.1}, [9]) as one:
-        assert one.best_step("val/reward") == 9
-    with logged_values(tmp_path / "none", {3: 0.9}, [9]) as one, pytest.raises(DataError, match=r"steps 3, .* steps 9"):
-        one.best_step("val/reward")
-
-
 # While it is written
 
 

@@ -96,8 +96,8 @@ class Kept:
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
 
-    def record(self, exchange: Exchange) -> None:
-        self.exchanges.append(exchange)
+    def record(self, *exchanges: Exchange) -> None:
+        self.exchanges += exchanges
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -31,11 +31,6 @@ class Capturable(Protocol):
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def home(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which the model was registered."""
-        ...
 
     def backend(self) -> Backend: ...
 
@@ -111,14 +106,15 @@ class Capture:
             )
         backend = self._begin()
         project, name = self._model.project, self._model.name
-        return self._opened(backend, self._wait(backend.open_trajectory(project, name, self._trajectory.id)))
+        # In a loop of its own: the one that the model was registered in may wait for the thread that this is.
+        return self._opened(backend, asyncio.run(backend.open_trajectory(project, name, self._trajectory.id)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._leave(error)
         try:
-            self._fill(self._wait(self._backend.close_trajectory(self._trajectory.id)))
+            self._fill(asyncio.run(self._backend.close_trajectory(self._trajectory.id)))
         except Exception as failure:  # noqa: BLE001
             self._not_closed(failure, error)
 
@@ -174,16 +170,6 @@ class Capture:
             raise failure
         _logger.warning("the record of trajectory %s is lost: %s", self._trajectory.id, failure)
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, from code that is not asynchronous.
-
-        It is run where the backend lives: in the loop in which the model was registered, if that still runs.
-        """
-        home = self._model.home
-        if home is not None and home.is_running():
-            return asyncio.run_coroutine_threadsafe(work, home).result()
-        return asyncio.run(work)
-
 
 NO_KEY = "none"
 """What clients are given as key where the server wants none: they refuse an empty one."""
@@ -200,7 +186,7 @@ def capture(model: Capturable, *, scenario_id: str = "", metadata: Mapping[str, 
     inside, in threads started by `asyncio.to_thread` or `contextvars.copy_context().run`. A plain
     `ThreadPoolExecutor.submit` does not hand the context on; calls from there, and from clients that are not the
     model's, are recorded when they are made to `trajectory.base_url`. `model.inference_base_url`, read inside, is that
-    address.
+    address. A call that names another model there is answered, and is no part of the trajectory.
 
     On leaving, also by an exception or a cancellation, the record is closed; the trajectory then has its `exchanges`,
     and, unless the rollout wrote them itself, `messages_and_choices` and `additional_histories`. A call still running
@@ -209,7 +195,7 @@ def capture(model: Capturable, *, scenario_id: str = "", metadata: Mapping[str, 
     Raises:
         ConfigError: the model is not registered, or `with` is used where an event loop runs.
     """
-    if not hasattr(model, "home"):
+    if not hasattr(model, "backend"):
         raise ConfigError(
             f"{model!r} cannot be captured; wanted a TrainableModel that is registered: other models are served "
             "elsewhere, so their calls are recorded by nobody"

@@ -18,12 +18,16 @@ of these, so that the client raises what the server raised.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from art_core.trajectories import Trajectory
 from art_core.types import Exchange, LossName
+
+T = TypeVar("T")
+_Many = Annotated[list[T], FailFast()]
+"""A list that is refused at its first wrong item: to describe a million of them would take the server a minute."""
 
 
 class _Body(BaseModel):
@@ -56,16 +60,16 @@ class OpenRequest(_Body):
 
 
 class LookupRequest(_Body):
-    ids: list[str]
+    ids: _Many[str]
 
 
 class ExchangeList(_Body):
-    exchanges: list[Exchange]
+    exchanges: _Many[Exchange]
 
 
 class GroupBody(_Body):
     scenario_id: str
-    trajectories: list[Trajectory]
+    trajectories: _Many[Trajectory]
     metadata: dict[str, Any] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     logs: list[str] = Field(default_factory=list)
@@ -84,7 +88,7 @@ class TrainOptions(_Body):
 class TrainRequest(_Body):
     """Groups whose trajectories carry rewards (or errors) and their exchanges."""
 
-    groups: list[GroupBody]
+    groups: _Many[GroupBody]
     options: TrainOptions
 
 
@@ -107,7 +111,7 @@ class LogRequest(_Body):
 
     split: str
     step: int | None = None
-    groups: list[GroupBody] = Field(default_factory=list)
+    groups: _Many[GroupBody] = Field(default_factory=list)
     metrics: dict[str, float] = Field(default_factory=dict)
 
 

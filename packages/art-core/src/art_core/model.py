@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
 from art_core.types import StepReport
+from art_core.values import check_name
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -112,7 +112,6 @@ class _Registered:
 
     backend: Backend
     state: ModelState
-    home: asyncio.AbstractEventLoop
     served: ServedModel
     transport: AsyncModelTransport
     sync_transport: ModelTransport
@@ -137,12 +136,8 @@ class TrainableModel:
         **unknown: Any,
     ) -> None:
         refuse_unknown("TrainableModel", unknown)
-        for what, value in (("name", name), ("project", project)):
-            if not value or any(character in value for character in "/@\\") or value.startswith("."):
-                raise ConfigError(
-                    f"{what} is {value!r}; wanted a word without '/', '@' and '\\', since it names a folder and is "
-                    "part of the inference name"
-                )
+        check_name("name", name)
+        check_name("project", project)
         self.name = name
         self.project = project
         self.base_model = base_model
@@ -170,7 +165,6 @@ class TrainableModel:
         self._registered = _Registered(
             backend,
             state,
-            asyncio.get_running_loop(),
             served,
             AsyncModelTransport(served),
             ModelTransport(served),
@@ -179,11 +173,6 @@ class TrainableModel:
     def backend(self) -> Backend:
         """Where the model is registered."""
         return self._known().backend
-
-    @property
-    def home(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which the model was registered."""
-        return self._registered.home if self._registered else None
 
     def _known(self) -> _Registered:
         if self._registered is None:

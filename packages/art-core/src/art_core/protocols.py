@@ -112,7 +112,10 @@ class Judge(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """Where models are served and trained: a server on this machine, or on another. `async with` closes it."""
+    """Where models are served and trained: a server on this machine, or on another. `async with` closes it.
+
+    Its methods may be called from any event loop; those that a capture uses also from several at the same time.
+    """
 
     async def __aenter__(self) -> Self: ...
 
@@ -205,8 +208,11 @@ class Backend(Protocol):
 class Recorder(Protocol):
     """Receives every finished exchange once, in the order in which they finished."""
 
-    def record(self, exchange: Exchange) -> None:
-        """Keep `exchange`. Must be cheap: it is called on the event loop of the server."""
+    def record(self, *exchanges: Exchange) -> None:
+        """Keep `exchanges`, the choices of one call: all of them, or none where it raises.
+
+        Must be cheap: it is called on the event loop of the server.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""HTTP for the clients of a served model: each request is led to the trajectory that it is made in."""
+"""HTTP to a server from any event loop; for the clients of a model, each request is led to its trajectory."""
 
 from __future__ import annotations
 
@@ -16,28 +16,33 @@ from art_core.scope import ServedModel, address_of_call
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=5.0)
 
 
-class AsyncModelTransport(httpx2.AsyncBaseTransport):
-    """Connections to the server of `model`, usable from every event loop and for as long as the process lives.
+class LoopsTransport(httpx2.AsyncBaseTransport):
+    """Connections to the server at `root`, usable from every event loop.
 
     Each loop has a pool of its own, which is closed when the loop's runner ends.
     """
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
+    def __init__(self, root: str) -> None:
+        self._root = root
         self._pools: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, tuple[httpx2.AsyncHTTPTransport, AsyncGenerator[None, None]]
         ] = weakref.WeakKeyDictionary()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        _lead(request, self._model)
         return await (await self._pool()).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close the pool of the loop that runs."""
+        found = self._pools.get(asyncio.get_running_loop())
+        if found is not None:
+            await found[1].aclose()
 
     async def _pool(self) -> httpx2.AsyncHTTPTransport:
         loop = asyncio.get_running_loop()
         found = self._pools.get(loop)
         if found is not None:
             return found[0]
-        pool = httpx2.AsyncHTTPTransport(limits=_LIMITS, proxy=_proxy(self._model.root), verify=_verify(self._model))
+        pool = httpx2.AsyncHTTPTransport(limits=_LIMITS, proxy=_proxy(self._root), verify=_verify(self._root))
         # A runner closes the asynchronous generators that are left when it closes its loop: the one place where
         # connections that outlive every call can still be closed.
         closer = self._until_the_loop_ends(loop, pool)
@@ -53,6 +58,18 @@ class AsyncModelTransport(httpx2.AsyncBaseTransport):
         finally:
             del self._pools[loop]
             await pool.aclose()
+
+
+class AsyncModelTransport(LoopsTransport):
+    """Connections to the server of `model`, usable from every event loop and for as long as the process lives."""
+
+    def __init__(self, model: ServedModel) -> None:
+        super().__init__(model.root)
+        self._model = model
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        _lead(request, self._model)
+        return await super().handle_async_request(request)
 
     async def aclose(self) -> None:
         """Nothing: clients share these connections."""
@@ -71,7 +88,7 @@ class ModelTransport(httpx2.BaseTransport):
         with self._lock:
             if self._pool is None:
                 self._pool = httpx2.HTTPTransport(
-                    limits=_LIMITS, proxy=_proxy(self._model.root), verify=_verify(self._model)
+                    limits=_LIMITS, proxy=_proxy(self._model.root), verify=_verify(self._model.root)
                 )
                 weakref.finalize(self, self._pool.close)
         return self._pool.handle_request(request)
@@ -89,9 +106,9 @@ def _lead(request: httpx2.Request, model: ServedModel) -> None:
         request.headers["Host"] = request.url.netloc.decode("ascii")
 
 
-def _verify(model: ServedModel) -> bool:
+def _verify(root: str) -> bool:
     """Certificates take a while to load and play no part without TLS."""
-    return model.root.startswith("https:")
+    return root.startswith("https:")
 
 
 def _proxy(root: str) -> str | None:

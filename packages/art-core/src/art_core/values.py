@@ -1,12 +1,15 @@
-"""Dicts that refuse, at assignment, what could not be written to a file."""
+"""What can be written to a file: dicts that refuse anything else at assignment, and names of folders."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, Self
 
-from art_core.errors import DataError
+from art_core.errors import ConfigError, DataError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def json_value(value: Any, where: str) -> Any:
@@ -104,3 +107,15 @@ class Metrics(_Checked):
 
     _name = "metrics"
     _check = staticmethod(metric_value)
+
+
+def check_name(kind: str, name: str) -> None:
+    """Refuse a name that could not be a folder's.
+
+    Raises:
+        ConfigError: it could not.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{kind} {name!r} cannot be used; wanted a letter or digit, then at most 99 letters, digits, '.', '_', '-'"
+        )

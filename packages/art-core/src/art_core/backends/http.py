@@ -51,7 +51,7 @@ class HttpBackend(abc.ABC):
     """Satisfies `art_core.protocols.Backend`. Subclasses say where the server is.
 
     An error of the server is raised as the class of `art_core.errors` that it was there, with its message. Where no
-    answer comes, `BackendError` says what to check. One event loop uses it at a time; `close` it before the next does.
+    answer comes, `BackendError` says what to check. Every event loop can use it, each with connections of its own.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
@@ -59,7 +59,6 @@ class HttpBackend(abc.ABC):
             raise ConfigError(f"timeout_s is {timeout_s}; wanted a number above 0")
         self._timeout_s = timeout_s
         self._client: httpx2.AsyncClient | None = None
-        self._client_loop: asyncio.AbstractEventLoop | None = None
 
     @property
     @abc.abstractmethod
@@ -90,7 +89,7 @@ class HttpBackend(abc.ABC):
     async def close(self) -> None:
         """Let go of the server. May be called twice."""
         client, self._client = self._client, None
-        if client is not None and self._client_loop is asyncio.get_running_loop():
+        if client is not None:
             await client.aclose()
 
     async def register(self, request: RegisterRequest) -> ModelState:
@@ -213,16 +212,13 @@ class HttpBackend(abc.ABC):
             raise await self._explained(str(error) or type(error).__name__) from error
 
     def _http(self) -> httpx2.AsyncClient:
-        """The connections, which belong to the event loop that runs."""
         import httpx2
 
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._client_loop is not loop:
-            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
-            self._client, self._client_loop = httpx2.AsyncClient(limits=limits, trust_env=self._through_proxy), loop
-        return self._client
+        from art_core.transport import LoopsTransport
 
-    _through_proxy = True
+        if self._client is None:
+            self._client = httpx2.AsyncClient(transport=LoopsTransport(self.base_url), trust_env=False)
+        return self._client
 
 
 async def in_thread(work: Callable[..., _Result], *args: Any) -> _Result:

@@ -71,8 +71,6 @@ class LocalBackend(HttpBackend):
         self._starting: asyncio.Task[None] | None = None
         self._log: Path | None = None
 
-    _through_proxy = False  # loopback
-
     @property
     def base_url(self) -> str:
         if self._url is None:

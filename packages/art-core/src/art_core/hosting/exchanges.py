@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from json.decoder import scanstring  # type: ignore[attr-defined]  # documented nowhere, and never changed
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -65,14 +65,22 @@ class ExchangeLog:
         """May be called twice."""
         self._file.close()
 
-    def record(self, exchange: Exchange) -> None:
-        """Keep `exchange`.
+    def record(self, *exchanges: Exchange) -> None:
+        """Keep `exchanges`.
 
         Raises:
             StorageError: the disk is full or the folder not writable; the log is as it was before.
         """
-        place = self._append(exchange.model_dump_json())
-        self._take(_Line("exchange", exchange.id, exchange.trajectory_id, place))
+        lines = [exchange.model_dump_json() for exchange in exchanges]
+        place = self._append("\n".join(lines))
+        for exchange, line in zip(exchanges, lines, strict=True):
+            place = place._replace(size_bytes=len(_encoded(line)))
+            self._take(_Line("exchange", exchange.id, exchange.trajectory_id, place))
+            place = place._replace(offset=place.offset + place.size_bytes)
+
+    def known(self, ids: Iterable[str]) -> list[str]:
+        """Those of `ids` that are of calls which can be found."""
+        return [id for id in ids if id in self._index]
 
     def opened(self, trajectory_id: str) -> None:
         """From now on the calls of `trajectory_id` belong to an open trajectory."""
@@ -125,7 +133,7 @@ class ExchangeLog:
                 self.num_dropped += 1
 
     def _append(self, text: str) -> _Place:
-        data = text.encode(errors="backslashreplace") + b"\n"
+        data = _encoded(text)
         try:
             before = self._file.seek(0, os.SEEK_END)
             if before and before + len(data) > self._segment_bytes:
@@ -173,6 +181,10 @@ def open_trajectory_ids(folder: Path) -> set[str]:
         elif line.kind == "closed":
             result.discard(line.id)
     return result
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace") + b"\n"
 
 
 def _path(folder: Path, segment: int) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,7 @@ from pathlib import Path
 
 from art_core.config import TrainConfig
 from art_core.control import MetricRecord, ModelState, RegisterRequest
-from art_core.errors import ArtError, ModelNotFoundError, UnknownTrajectoryError
+from art_core.errors import ArtError, ConfigError, DataError, ModelNotFoundError, UnknownTrajectoryError
 from art_core.hosting.exchanges import open_trajectory_ids
 from art_core.hosting.model import HostedBy, HostedModel, open_model
 from art_core.hosting.options import HostOptions
@@ -22,13 +24,13 @@ from art_core.hosting.record import ModelRecord, known_models
 from art_core.hosting.watch import AtStep
 from art_core.registry import check_adapters
 from art_core.runs import Run
-from art_core.runs.writer import check_name
 from art_core.serve.metrics import ServerMetrics
 from art_core.serve.served import Served
 from art_core.serve.session import Sessions
 from art_core.serve.wire import ApiError
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import Exchange, StepReport
+from art_core.values import check_name
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 1000
@@ -42,8 +44,8 @@ class _Recorder:
     host: ModelHost
     model: HostedModel
 
-    def record(self, exchange: Exchange) -> None:
-        self.host.record(self.model, exchange)
+    def record(self, *exchanges: Exchange) -> None:
+        self.host.record(self.model, *exchanges)
 
 
 class ModelHost:
@@ -80,7 +82,19 @@ class ModelHost:
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See what earlier processes have left in the folder."""
+        """See what earlier processes have left in the folder.
+
+        Raises:
+            ConfigError: the folder cannot be made or written to.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise ConfigError(
+                f"path {self.folder} cannot be used: {error.strerror or error}; give another folder"
+            ) from error
         for name, folder in known_models(self.folder).items():
             try:
                 ids = await asyncio.to_thread(open_trajectory_ids, folder)
@@ -135,12 +149,13 @@ class ModelHost:
         finally:
             self.metrics.waited(base, "call", time.monotonic() - started)
 
-    def record(self, model: HostedModel, exchange: Exchange) -> None:
-        """Keep a finished call of `model`, or of one of its trajectories."""
-        model.log.record(exchange)
-        self.metrics.exchange(model.name, exchange)
-        if exchange.trajectory_id in self._trajectories:
-            self._trajectories[exchange.trajectory_id].last_call = time.monotonic()
+    def record(self, model: HostedModel, *exchanges: Exchange) -> None:
+        """Keep the choices of a finished call of `model`, or of one of its trajectories."""
+        model.log.record(*exchanges)
+        for exchange in exchanges:
+            self.metrics.exchange(model.name, exchange)
+            if exchange.trajectory_id in self._trajectories:
+                self._trajectories[exchange.trajectory_id].last_call = time.monotonic()
 
     def metrics_text(self) -> bytes:
         """What `GET /metrics` answers."""
@@ -189,6 +204,7 @@ class ModelHost:
         model = await self._model(project, name)
         outcome = "failed"
         try:
+            self._refuse_calls_of_others(model, groups)
             report = await model.train(
                 groups, config, on_progress, lambda waited_s: self.metrics.waited(model.name, "step", waited_s)
             )
@@ -196,6 +212,16 @@ class ModelHost:
         finally:
             self.metrics.step(model.name, outcome)
         return report
+
+    def _refuse_calls_of_others(self, model: HostedModel, groups: Sequence[TrajectoryGroup]) -> None:
+        """Raise where `groups` hold calls that another open model has answered: steps of two models look alike."""
+        ids = [exchange.id for group in groups for trajectory in group for exchange in trajectory.exchanges]
+        for other in self._models.values():
+            if other is not model and (foreign := other.log.known(ids)):
+                raise DataError(
+                    f"{len(foreign)} of {len(ids)} recorded calls were answered by {other.name!r} and not by "
+                    f"{model.name!r}, the first of them {foreign[0]!r}; train each model on its own trajectories"
+                )
 
     async def log(
         self,
@@ -234,7 +260,7 @@ class ModelHost:
         model = await self._model(project, name)
         await self.recover(trajectory_id)
         session = self.sessions.open(trajectory_id)
-        session.recorder = _Recorder(self, model)
+        session.recorder, session.model_name = _Recorder(self, model), model.name
         try:
             model.log.opened(trajectory_id)
         except BaseException:
@@ -342,7 +368,7 @@ class ModelHost:
                 session = self.sessions.open(trajectory_id)
                 for exchange in exchanges:
                     session.record(exchange)
-                session.recorder = _Recorder(self, model)
+                session.recorder, session.model_name = _Recorder(self, model), model.name
                 self._trajectories[trajectory_id] = _OpenTrajectory(model, time.monotonic())
             self._left_open.pop(trajectory_id, None)
 

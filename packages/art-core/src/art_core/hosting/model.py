@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,8 +104,6 @@ class HostedModel:
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ready.wait(), max_wait_s)
-        if self.fault is not None:
-            raise ApiError(503, f"model {self.name!r} answers nothing: {self.fault}", code="WeightSyncError")
         if not self._ready.is_set():
             raise ApiError(
                 503,
@@ -112,6 +111,8 @@ class HostedModel:
                 code="weights_are_changing",
                 retry_after_s=max(1, min(30, round(max_wait_s))),
             )
+        if self.fault is not None:
+            raise ApiError(503, f"model {self.name!r} answers nothing: {self.fault}", code="WeightSyncError")
 
     async def train(
         self,
@@ -338,6 +339,13 @@ def _scored(groups: Sequence[TrajectoryGroup], name: str) -> list[ScoredGroup]:
         raise DataError(
             f"{len(silent)} trajectories have a reward and no recorded call ({shown}); make their calls inside "
             "capture(model), or append the answers' choices, or set trajectory.error where the rollout failed"
+        )
+    counted = Counter(exchange.id for group in scored for t, _ in group.members for exchange in t.exchanges)
+    twice = [exchange_id for exchange_id, count in counted.items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{len(twice)} recorded calls are there more than once, the first of them {twice[0]!r}; each answer is "
+            "trained once: give every exchange to one trajectory, and no trajectory to two groups"
         )
     return scored
 

@@ -171,32 +171,6 @@ class Run:
             for (split, step), tally in sorted(tallies.items())
         ]
 
-    def best_step(self, metric: str) -> int:
-        """The step, of those whose checkpoint is there, at which `metric` (`<split>/<name>`) was highest.
-
-        Of equals the newest. `val/reward` is the mean reward of the split `val`.
-
-        Raises:
-            DataError: the metric was never logged (the message names those that were), or at no step that has a
-                checkpoint. So a clean-up that asks first deletes nothing.
-        """
-        logged: dict[str, dict[int, float]] = {}
-        for summary in self.summaries():
-            for name, value in summary.metrics.items():
-                logged.setdefault(f"{summary.split}/{name}", {})[summary.step] = value
-        if metric not in logged:
-            raise DataError(
-                f"metric {metric!r} was never logged in {self.folder}; logged were: {_names(sorted(logged))}"
-            )
-        there = self.checkpoint_steps
-        values = {step: value for step, value in logged[metric].items() if step in there}
-        if not values:
-            raise DataError(
-                f"metric {metric!r} was logged for the steps {_names(sorted(logged[metric]))}, and there are "
-                f"checkpoints of the steps {_names(there)}: of no step both; log it for a step that has a checkpoint"
-            )
-        return max(values, key=lambda step: (values[step], step))
-
     def summary(self) -> RunSummary:
         """One line about the run.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,7 @@ from art_core.runs.records import GroupInfo, LogLine, StoredTrajectory, Tally
 from art_core.storage import RunStore
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import StepReport
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+from art_core.values import check_name
 
 
 class ModelRun(Run):
@@ -134,18 +132,6 @@ class ModelRun(Run):
             raise ConfigError(f"the identity of a run holds what JSON cannot: {error}") from error
         except OSError as error:
             raise StorageError(f"could not write {path}: {error.strerror or error}") from error
-
-
-def check_name(kind: str, name: str) -> None:
-    """Refuse a name that could not be a folder's.
-
-    Raises:
-        ConfigError: it could not.
-    """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{kind} {name!r} cannot be used; wanted a letter or digit, then at most 99 letters, digits, '.', '_', '-'"
-        )
 
 
 def _records(split: str, step: int, group: TrajectoryGroup, refused: list[str]) -> Sequence[tuple[Any, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from art_core.errors import ArtError
+from art_core.errors import ArtError, ContextLengthError
 from art_core.serve.chat import ChatCall
 from art_core.serve.chat_request import ChatRequest
 from art_core.serve.completions import CompletionCall
@@ -20,6 +20,12 @@ from art_core.serve.retries import Attempt
 from art_core.serve.served import Catalogue
 from art_core.serve.session import Session, Sessions
 from art_core.serve.wire import ApiError
+
+_MOST_BYTES = 64 << 20
+_BYTES_PER_TOKEN = 64
+"""No prompt has more, on average; that of text is about 4, and of text in JSON's escapes about 12."""
+_FREE_BYTES = 1 << 20
+"""For what a request holds besides its prompt, such as a schema."""
 
 
 def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Event | None = None) -> FastAPI:
@@ -40,10 +46,17 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
     async def answered(request: Request, kind: type[AnyRequest], call: Callable[..., Call]) -> Response:
         session = session_of(request)
         body = await request.body()
+        if len(body) > _MOST_BYTES:
+            raise ApiError(
+                413, f"the body has {len(body)} bytes; wanted at most {_MOST_BYTES}", code="request_too_large"
+            )
         attempt = session.attempts.begin(request.url.path, request.headers, body) if session else Attempt()
         with attempt.begun():
             asked = kind.parse(body)
             model = await catalogue.find(asked.model)
+            _check_size(len(body), model.engine.max_context_tokens)
+            if session is not None and session.model_name not in (None, model.name):
+                session = None  # an agent that asks a second model at the same address
             return Reply(call(asked, model=model, session=session, attempt=attempt), stop)
 
     async def models(request: Request) -> Response:
@@ -69,6 +82,15 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
         app.add_exception_handler(kind, _refused)
     app.add_exception_handler(ClientDisconnect, _nobody_listens)
     return app
+
+
+def _check_size(num_bytes: int, max_context_tokens: int) -> None:
+    """Refuse what cannot fit before it is turned into tokens, which would hold up all other calls for that long."""
+    if num_bytes > _FREE_BYTES + _BYTES_PER_TOKEN * max_context_tokens:
+        raise ContextLengthError(
+            f"This model's maximum context length is {max_context_tokens} tokens, but the request has {num_bytes} "
+            "bytes; shorten the prompt"
+        )
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -79,8 +79,7 @@ class ChatCall:
             Recorded(choice.exchange(self.request.messages, self._tools), choice.chunk) for choice in self.choices
         ]
         if recorder is not None:
-            for item in recorded:
-                recorder.record(item.exchange)
+            recorder.record(*(item.exchange for item in recorded))
         self.attempt.answered(recorded)
 
     def body(self) -> dict[str, Any]:

@@ -75,8 +75,7 @@ class CompletionCall:
         recorder = self._model.recorder if self._session is None else self._session
         recorded = [Recorded(choice.exchange((), ()), choice.chunk) for choice in self.choices]
         if recorder is not None:
-            for item in recorded:
-                recorder.record(item.exchange)
+            recorder.record(*(item.exchange for item in recorded))
         self.attempt.answered(recorded)
 
     def body(self) -> dict[str, Any]:

@@ -26,7 +26,8 @@ class Prompt:
 class Session:
     """The exchanges of one trajectory, in the order in which they finished.
 
-    A `recorder` receives each of them as well; what it refuses is not recorded here either.
+    A `recorder` receives each of them as well; what it refuses is not recorded here either. With a `model_name`, calls
+    of other models are none of this trajectory: they are answered and recorded as calls outside any.
     """
 
     def __init__(self, trajectory_id: str) -> None:
@@ -35,6 +36,7 @@ class Session:
         self.closed = False
         self.attempts = Attempts()
         self.recorder: Recorder | None = None
+        self.model_name: str | None = None
         self._by_conversation: dict[str, Exchange] = {}
 
     def prompt(self, renderer: ChatRenderer, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Prompt:
@@ -81,21 +83,22 @@ class Session:
         """Whether a prompt of these ids extends nothing that the trajectory has recorded."""
         return bool(self.exchanges) and not any(_starts_with(ids, exchange) for exchange in self.exchanges)
 
-    def record(self, exchange: Exchange) -> None:
-        """Add a finished exchange.
+    def record(self, *exchanges: Exchange) -> None:
+        """Add the finished exchanges of one call.
 
         Raises:
-            UnknownTrajectoryError: the trajectory was closed while the exchange was made.
+            UnknownTrajectoryError: the trajectory was closed while they were made.
         """
         self.check_open()
         if self.recorder is not None:
-            self.recorder.record(exchange)
-        self.exchanges.append(exchange)
-        if not exchange.messages:
-            return  # a text completion: no chat goes on from it
-        for answered in _conversations(exchange):
-            *_, conversation = _conversation_keys(exchange.tools, answered)
-            self._by_conversation[conversation] = exchange
+            self.recorder.record(*exchanges)
+        for exchange in exchanges:
+            self.exchanges.append(exchange)
+            if not exchange.messages:
+                continue  # a text completion: no chat goes on from it
+            for answered in _conversations(exchange):
+                *_, conversation = _conversation_keys(exchange.tools, answered)
+                self._by_conversation[conversation] = exchange
 
     def check_open(self) -> None:
         if self.closed:
