@@ -14,10 +14,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from art_core.errors import DataError
+from art_core.messages import compact_json
 from art_core.render import ChatMLHermesRenderer, TextTokenizer, load_renderer
 from art_core.render.chatml import tools_block
 from art_core.render.library import LibraryRenderer
-from art_core.render.messages import compact_json
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 START, END = 1, 2

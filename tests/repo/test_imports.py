@@ -51,6 +51,26 @@ def test_importing_art_core_takes_less_than_half_a_second() -> None:
     assert min(times) < 0.5
 
 
+def test_every_public_name_of_the_client_half_works_without_the_server_half() -> None:
+    """The extra `train` is not installed where only the client is: nothing on the way may import it."""
+    project = tomllib.loads((ROOT / "packages/art-core/pyproject.toml").read_text())["project"]
+    requirements = [*project["optional-dependencies"]["train"], *project["optional-dependencies"]["parquet"]]
+    server_half = {re.split(r"[<>=\[; ]", requirement)[0].replace("-", "_") for requirement in requirements}
+    assert {"torch", "renderers", "fastapi"} <= server_half
+    code = (
+        "import importlib.abc, sys\n"
+        "class Missing(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name.split('.')[0] in {server_half!r}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "import art_core, art_core.cli\n"
+        "for name in art_core.__all__: getattr(art_core, name)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_help_of_the_command_loads_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, contextlib; from art_mcp.cli import main; sys.argv = ['art-mcp', '--help']\n"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from art_core.render.messages import canonical_json, message_key
+from art_core.messages import canonical_json, message_key
 from art_core.trajectories import History
 from art_core.types import Exchange
 

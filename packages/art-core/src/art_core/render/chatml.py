@@ -9,10 +9,10 @@ from typing import Any
 from renderers import ParsedResponse, RenderedTokens, extract_message_tool_names, reject_assistant_in_extension
 
 from art_core.errors import DataError
+from art_core.messages import compact_json, normal_message, tool_function
 from art_core.render.base import CompletionParser, ContentDelta
 from art_core.render.calls import COMPACT_HERMES
 from art_core.render.hermes import call_text
-from art_core.render.messages import compact_json, normal_message, tool_function
 from art_core.render.parsing import StreamParser
 from art_core.render.tokenizer import TextTokenizer
 from art_core.types import ChatMessage, ToolSpec

@@ -10,8 +10,8 @@ from typing import Any
 
 from renderers import ParsedToolCall, ToolCallParseStatus
 
+from art_core.messages import STRICT_DECODER, compact_json
 from art_core.render.calls import COMPACT_HERMES, HERMES_CLOSE, HERMES_OPEN
-from art_core.render.messages import STRICT_DECODER, compact_json
 
 OPEN = HERMES_OPEN
 CLOSE = HERMES_CLOSE

@@ -9,9 +9,9 @@ from typing import Any, Self
 from renderers import DefaultRendererConfig, ParsedResponse, RenderedTokens, ToolCallParseStatus, create_renderer
 
 from art_core.errors import DataError, MissingExtraError
+from art_core.messages import compact_json, normal_message, tool_function
 from art_core.render.base import CompletionParser, ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 from art_core.render.families import call_format, recognised
-from art_core.render.messages import compact_json, normal_message, tool_function
 from art_core.render.parsing import StreamParser
 from art_core.types import ChatMessage, ToolSpec
 

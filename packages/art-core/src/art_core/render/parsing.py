@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from renderers import ParsedToolCall, ToolCallParseStatus
 
+from art_core.messages import compact_json
 from art_core.render.base import ContentDelta, Delta, ToolCallDelta
 from art_core.render.hermes import HermesSplitter
-from art_core.render.messages import compact_json
 from art_core.render.tokenizer import TextStream, TextTokenizer
 
 

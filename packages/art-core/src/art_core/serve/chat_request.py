@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from art_core.errors import DataError
-from art_core.render.messages import normal_message, tool_function
+from art_core.messages import normal_message, tool_function
 from art_core.serve.requests import MAX_TOP_LOGPROBS, Request, shown
 from art_core.serve.wire import invalid, unsupported
 from art_core.types import ChatMessage, ToolSpec

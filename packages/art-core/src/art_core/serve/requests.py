@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from art_core.errors import ContextLengthError
-from art_core.render.messages import STRICT_DECODER, compact_json
+from art_core.messages import STRICT_DECODER, compact_json
 from art_core.serve.wire import ApiError, invalid, unsupported
 from art_core.types import Sampling
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from art_core.errors import ConfigError, UnknownTrajectoryError
+from art_core.messages import canonical_json, content_text, message_key
 from art_core.protocols import Recorder
 from art_core.render.base import ChatRenderer
-from art_core.render.messages import canonical_json, content_text, message_key
 from art_core.serve.retries import Attempts
 from art_core.serve.wire import unsupported
 from art_core.types import ChatMessage, Exchange, ToolSpec

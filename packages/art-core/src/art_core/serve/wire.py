@@ -13,7 +13,7 @@ from art_core.errors import (
     EngineClosedError,
     UnknownTrajectoryError,
 )
-from art_core.render.messages import compact_json
+from art_core.messages import compact_json
 from art_core.types import ChatMessage, FinishReason
 
 MIN_LOGPROB = -9999.0
