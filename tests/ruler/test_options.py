@@ -92,6 +92,23 @@ def test_each_judge_may_have_its_own_context(given: list[dict[str, Any]]) -> Non
     assert [arguments["context_tokens"] for arguments in given] == [{"a/m": 9000, "b/m": 7000}, 9000, 7000, None]
 
 
+FOR_MODELS: dict[str, Any] = {
+    "api_base": "http://127.0.0.1:1/v1",
+    "header": ["X-Team: blue"],
+    "judge_param": ["top_p=1"],
+}
+
+
+@pytest.mark.parametrize("option", FOR_MODELS)
+def test_what_is_for_models_is_for_those_among_the_judges(given: list[dict[str, Any]], option: str) -> None:
+    argument = {"header": "extra_headers", "judge_param": "judge_params"}.get(option, option)
+    options = JudgeOptions(**{option: FOR_MODELS[option]})
+    assert list(options.rulers(["openai/m", "heuristic", "noisy"])) == ["openai/m", "heuristic", "noisy"]
+    assert [bool(arguments[argument]) for arguments in given] == [True, False, False]
+    with pytest.raises(ConfigError, match=f"{argument} is given, but no judge by the name of a model"):
+        options.rulers(["heuristic", "noisy"])
+
+
 @pytest.mark.parametrize("given_twice", [["9000", "7000"], ["9000", "m=7000"]])
 def test_a_context_for_all_stands_alone(given_twice: list[str]) -> None:
     with pytest.raises(ConfigError, match="for all judges and again"):

@@ -234,12 +234,9 @@ class LiteLLMJudge:
             if self._sends_no_key:
                 return (
                     "no key was sent, since keys of the environment are not meant for every api_base; pass the one of "
-                    "this server with api_key (--api-key-env on the command line)"
+                    "this server with api_key"
                 )
-            return (
-                "pass the key of this provider with api_key (--api-key-env on the command line), or in its "
-                "environment variable"
-            )
+            return "pass the key of this provider with api_key, or in its environment variable"
         if status == 404:
             return "check the name of the model and api_base"
         if "LLM Provider NOT provided" in said:

@@ -152,6 +152,7 @@ def _show(summary: Summary, out: Path, as_json: bool) -> None:
     for count, words in (
         (summary.already_done, "were there before"),
         (summary.unscored, "without any valid score"),
+        (summary.kept, "judged again with fewer scores, so that the old ones stay"),
         (summary.failed, "not answered"),
         (summary.stopped, "beyond the budget"),
         (summary.not_tried, "not tried"),

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 import typer
 
 from art_ruler.errors import ConfigError
+from art_ruler.fakes import built_in
 from art_ruler.files import content_digest
 from art_ruler.scored import HASHED
 
 if TYPE_CHECKING:
     from art_ruler import Ruler
-    from art_ruler.types import JudgeModel
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110, 5.6.2
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -111,8 +111,8 @@ class JudgeOptions:
         if arguments["rubric"] is None:
             del arguments["rubric"]
         return Ruler(
-            [_judge(name) for name in judges],
-            fallbacks=[_judge(name) for name in fallbacks],
+            [_named(name) for name in judges],
+            fallbacks=[_named(name) for name in fallbacks],
             max_concurrency=self.concurrency,
             timeout_s=self.timeout,
             total_timeout_s=self.total_timeout,
@@ -127,16 +127,24 @@ class JudgeOptions:
         )
 
     def rulers(self, judges: Sequence[str], **more: Any) -> dict[str, Ruler]:
-        """A ruler for each of `judges` alone, by its name."""
+        """A ruler for each of `judges` alone, by its name.
+
+        Raises:
+            ConfigError: an option is impossible, or is for none of them.
+        """
         context = self._context_tokens()
-        if not isinstance(context, dict):
-            return {name: self.ruler([name], **more) for name in judges}
-        if unknown := sorted(set(context) - set(judges)):
+        if isinstance(context, dict) and (unknown := sorted(set(context) - set(judges))):
             raise ConfigError(f"--context-tokens names {unknown[0]!r}, but the judges are {', '.join(judges)}")
-        return {
-            name: replace(self, context_tokens=[str(context[name])] if name in context else None).ruler([name], **more)
-            for name in judges
-        }
+        fakes = [name for name in judges if built_in(name)]
+        rulers = {}
+        for name in judges:
+            own = self
+            if isinstance(context, dict):
+                own = replace(own, context_tokens=[str(context[name])] if name in context else None)
+            if name in fakes and len(fakes) < len(judges):  # what is for models is for the others
+                own = replace(own, api_base=None, api_key_env=None, header=None, judge_param=None)
+            rulers[name] = own.ruler([name], **more)
+        return rulers
 
     def _rubric(self) -> str | None:
         if self.rubric is not None and self.rubric_file is not None:
@@ -189,12 +197,7 @@ def with_judge_options(command: Callable[..., None]) -> Callable[..., None]:
     return registered
 
 
-def _judge(name: str) -> str | JudgeModel:
-    """A fake by its name, so that everything can be tried without a model; else the name, for litellm."""
-    if name in ("heuristic", "noisy"):
-        from art_ruler.fakes import HeuristicJudge, NoisyJudge
-
-        return HeuristicJudge() if name == "heuristic" else NoisyJudge(noise=0.2, position_bias=0.1, name=name)
+def _named(name: str) -> str:
     if not name.strip():
         raise ConfigError("--judge is empty; name a model, as in openai/gpt-5-mini, or `heuristic` to try without one")
     return name
