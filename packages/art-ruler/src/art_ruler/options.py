@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-from urllib.parse import urlsplit
 
 import typer
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from art_ruler import Ruler
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110, 5.6.2
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _FROM_ENVIRONMENT = "env:"
 
 
@@ -88,16 +86,21 @@ class JudgeOptions:
             "judge_params": _judge_params(self.judge_param),
         }
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, judges: Sequence[str]) -> dict[str, Any]:
         """The same for the output, where a later run compares them: without secrets, and short.
 
-        A local server is the same one on another port.
+        In the place of `api_base` stands the server that `judges` are asked at, also where the environment names it: as
+        text where it is one for all, else one for each.
         """
+        from art_ruler._litellm import server_of
+
         decisive = self.decisive()
         for name in HASHED:
             if decisive[name] is not None:
                 decisive[name] = content_digest(decisive[name])
-        return {**decisive, "api_base": _place(self.api_base)}
+        servers = {name: server_of(name, self.api_base) for name in judges if not built_in(name)}
+        one = set(servers.values())
+        return {**decisive, "api_base": servers if len(one) > 1 else (*one, "")[0] or None}
 
     def ruler(self, judges: Sequence[str], fallbacks: Sequence[str] = (), **more: Any) -> Ruler:
         """A ruler of `judges`; `more` are arguments of `Ruler`.
@@ -201,15 +204,6 @@ def _named(name: str) -> str:
     if not name.strip():
         raise ConfigError("--judge is empty; name a model, as in openai/gpt-5-mini, or `heuristic` to try without one")
     return name
-
-
-def _place(api_base: str | None) -> str | None:
-    if api_base is None:
-        return None
-    url = urlsplit(api_base)
-    place = url.netloc.rpartition("@")[2]
-    host = re.sub(r":\d*$", "", place)
-    return (host if host in _LOCAL_HOSTS else place) + url.path.rstrip("/")
 
 
 def _key(variable: str | None) -> str | None:

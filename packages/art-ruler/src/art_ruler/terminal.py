@@ -165,7 +165,7 @@ def in_options(message: str, *, quotes_others: bool = True) -> str:
             return found[0]
         return _OPTIONS[found[1]] + (" " if found[2] else "")
 
-    ours = r"(?<=key with |ider with |rver with )api_key\b" if quotes_others else r"\bapi_key\b=?"
+    ours = r"(?<=key with |der with |ver with )api_key\b" if quotes_others else r"\bapi_key\b=?"
     message = re.sub(ours, "--api-key-env", message)
     return _ARGUMENT.sub(option, message)
 
