@@ -267,6 +267,24 @@ async def test_a_call_that_can_never_succeed_ends_the_audit() -> None:
         await audit({"j": ruler}, [group(1, 2)] * 20)
 
 
+@pytest.mark.parametrize("attacks", [False, True])
+@pytest.mark.parametrize("answered", [1, 2, 3])
+async def test_figures_from_before_a_judge_became_unusable_are_kept(answered: int, attacks: bool) -> None:
+    def fair(request: JudgeRequest) -> str:
+        return verdict_json({i: 1.0 - int(last(a).split()[1][0]) / 10 for i, a in shown_to(request).items()})
+
+    revoked = JudgeUnavailableError("wrong key", status=401)
+    judge = ScriptedJudge([*[fair] * answered, revoked])
+    report = await audit(
+        {"j": Ruler(judge)}, [group(2, 1, where=f"g:{i}") for i in range(5)], attacks=attacks, concurrency=1
+    )
+    (judged,) = report.judges
+    assert len(judge.requests) == answered + 1
+    assert judged.pairwise_accuracy.value == 1.0
+    assert "wrong key" in (judged.unusable or "")
+    assert judged.groups - judged.failed == (1 if attacks or answered < 3 else 2)
+
+
 async def test_one_judge_that_can_never_answer_costs_only_its_own_figures() -> None:
     locked = ScriptedJudge([JudgeUnavailableError("wrong key", status=401)])
     rulers = {"locked": Ruler(locked), "fair": Ruler(by_table(0.9, 0.1))}

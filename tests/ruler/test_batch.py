@@ -111,6 +111,32 @@ async def test_a_group_whose_passes_were_not_all_answered_is_left_for_another_ti
     assert (summary.scored, summary.already_done) == (1, 1)
 
 
+async def test_a_group_that_one_judge_of_several_refuses_is_left_for_another_time(tmp_path: Path) -> None:
+    refused = JudgeUnavailableError("judge 'picky': against the policy", status=400)
+    picky = ScriptedJudge([fair, refused, fair], name="picky")
+    summary, lines = await score(Ruler([ScriptedJudge([fair]), picky]), tmp_path, 3)
+    assert lines == [1, 3]
+    assert (summary.scored, summary.failed, summary.not_tried) == (2, 1, 0)
+    assert "groups.jsonl:2: judge 'picky': against the policy" in (summary.problem or "")
+
+
+async def test_judging_again_loses_no_score(tmp_path: Path) -> None:
+    def first_alone(request: JudgeRequest) -> str:
+        return verdict_json({request.ids[0]: 0.9})
+
+    await score(Ruler(ScriptedJudge([first_alone])), tmp_path, 2)
+    before = (tmp_path / "out.jsonl").read_text()
+    summary = Summary(groups=2)
+    with ScoredFile(tmp_path / "out.jsonl", SETTINGS, retry_unscored=True) as out:
+        groups = read_groups(tmp_path / "groups.jsonl")
+        await score_groups(Ruler(ScriptedJudge(["rubbish"])), groups, out, summary, concurrency=1)
+        out.finish()
+    assert (tmp_path / "out.jsonl").read_text() == before
+    assert (summary.kept, summary.scored, summary.unscored, summary.not_tried) == (2, 0, 0, 0)
+    assert summary.unscored_trajectories == 2
+    assert "no valid score" in (summary.problem or "")
+
+
 async def test_a_judge_that_dies_between_passes_is_not_asked_a_thousand_times(tmp_path: Path) -> None:
     down = JudgeUnavailableError("judge 'scripted': is down", retryable=True)
     ruler = Ruler(ScriptedJudge([fair, down] * 100), passes=2, max_retries=0)

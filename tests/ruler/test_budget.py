@@ -153,3 +153,27 @@ def test_a_budget_says_whether_it_is_spent_or_too_small_for_the_call() -> None:
     budget.end(budget.begin(judge, 900, 100), 1000, None, is_answered=True)
     with pytest.raises(BudgetSpent, match=r"max_tokens=1000\) is spent"):
         budget.begin(judge, 1, 1)
+
+
+async def test_a_price_that_was_not_told_stays_unknown() -> None:
+    judge = ScriptedJudge([reply(300, 100), reply(300, 100), JudgeUnavailableError("late", status=408)])
+    scorer = Ruler(judge, max_retries=0)
+    await scorer.score(numbers(1, 2))
+    await scorer.score(numbers(1, 3))
+    with pytest.raises(JudgeUnavailableError):
+        await scorer.score(numbers(1, 4))
+    assert (scorer.usage.cost_usd, scorer.usage.unpriced_calls, scorer.usage.estimated_calls) == (None, 3, 1)
+
+
+@pytest.mark.parametrize("on_format_error", ["none", "raise"])
+@pytest.mark.parametrize("found", [0, 1])
+async def test_a_repair_that_the_budget_has_no_room_for_is_told(found: int, on_format_error: Any) -> None:
+    def answer(request: JudgeRequest) -> JudgeReply:
+        return JudgeReply(verdict_json(dict.fromkeys(request.ids[:found], 0.5)), 450, 50)
+
+    result = await Ruler(ScriptedJudge([answer]), max_tokens=600, on_format_error=on_format_error).score(numbers(1, 2))
+    assert (result.usage.calls, result.usage.stopped_calls, result.scores.count(None)) == (1, 1, 2 - found)
+    assert (result.is_complete, result.is_retryable) == (False, True)
+    assert "max_tokens=600" in (result.problem or "")
+    problems = [verdict.problem or "" for verdict in result.verdicts if verdict.score is None]
+    assert all("no valid score" in problem and "not asked to repair it" in problem for problem in problems)

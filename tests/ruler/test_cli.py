@@ -134,6 +134,24 @@ def test_score_again_judges_nothing_and_a_longer_file_only_what_is_new(run: Run,
     assert [line["ruler"]["scores"] for line in lines[:2]] == scores
 
 
+def test_a_run_with_nothing_left_to_do_does_not_load_litellm(tmp_path: Path) -> None:
+    source = write(tmp_path / "g.jsonl", [GOOD, BAD])
+    code = (
+        "import sys, contextlib; from art_ruler import LiteLLMJudge; from art_ruler.cli import main\n"
+        "from art_ruler.fakes import HeuristicJudge\n"
+        "async def nothing(self): pass\n"
+        "async def fake(self, request): return await HeuristicJudge().complete(request)\n"
+        "if sys.argv[1] == 'fake': LiteLLMJudge.prepare, LiteLLMJudge.complete = nothing, fake\n"
+        "sys.argv = ['art-ruler', 'score', *sys.argv[2:]]\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        "assert 'litellm' not in sys.modules\n"
+    )
+    for how, found in (("fake", "1 of 1 groups scored"), ("real", "1 were there before")):
+        words = [how, str(source), "--judge", "openai/m", "--out", str(tmp_path / "o")]
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        assert found in done.stdout
+
+
 def test_options_of_score_reach_the_judge(run: Run, tmp_path: Path) -> None:
     source = write(tmp_path / "g.jsonl", [GOOD, BAD, EMPTY])
     done = run("score", source, "--judge", "heuristic", "--out", "o", "--passes", 3, "--reward", "rank", "--json")
@@ -220,6 +238,10 @@ def test_a_bad_line_is_named_before_anything_is_judged(run: Run, tmp_path: Path)
         (
             ("score", "g.jsonl", "--judge", "m", "--api-base", "localhost:1", "--out", "o"),
             ["'localhost:1'", "a URL"],
+        ),
+        (
+            ("score", "g.jsonl", "--judge", "heuristic", "--out", "-", "--retry-unscored"),
+            ["--retry-unscored is given with --out -"],
         ),
         (("audit", "l.jsonl", "--judge", "gpt-foo"), ["'gpt-foo'", "PROVIDER/MODEL"]),
         (("score", "g.jsonl", "--judge", "heuristic", "--out", "o", "--pases", "3"), ["--pases"]),

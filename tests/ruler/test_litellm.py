@@ -439,6 +439,33 @@ async def test_a_judge_that_never_comes_to_its_verdict_scores_nobody(answer: Ans
         assert wanted in server.requests[1].body["messages"][-1]["content"]
 
 
+async def test_what_is_asked_a_second_time_is_downgraded_as_at_first(tmp_path: Path) -> None:
+    def handler(request: ServedRequest) -> Answer | str:
+        if "response_format" in request.body or "top_p" in request.body:
+            return Answer("response_format is not supported, and top_p is not supported", status=400)
+        return half(request)
+
+    with FakeJudgeServer(handler) as server:
+        options: dict[str, Any] = {"cache": tmp_path, "judge_params": {"top_p": 1}, "max_group": 2}
+        await ruler(server, **options).score(group("4", "5"))
+        server.requests.clear()
+        again = ruler(server, **options)  # has the first answer from the cache, and knows nothing of the server
+        assert (await again.score(group("4", "5"))).usage.calls == 0
+        result = await again.repeating().score(group("4", "5"))
+        assert result.scores == (0.5, 0.5)
+        assert (result.usage.downgrades, len(server.requests)) == (3, 4)
+        assert (await again.repeating().score(group("4", "5", "6"))).usage.downgrades == 0
+
+
+@pytest.mark.parametrize("refusal", ["no \ud83d", None])
+async def test_whatever_a_faulty_answer_holds_it_can_be_repaired(refusal: Any) -> None:
+    faulty = Answer("half a pair: \ud83d\0", message={} if refusal is None else {"refusal": refusal})
+    with FakeJudgeServer(InTurn(faulty, half)) as server:
+        result = await ruler(server, max_retries=0).score(group("4", "5"))
+        assert result.scores == (0.5, 0.5)
+        assert (len(server.requests), result.usage.repairs) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("model", "status", "text"),
     [("openai/m", 401, "no"), ("m", 403, "no"), ("hosted_vllm/m", 401, "no"), ("openai/gpt-4o", 404, "no")],
@@ -460,7 +487,7 @@ async def test_without_any_key_it_is_asked_once_and_told_what_is_missing(
         if "_KEY" in name or "_TOKEN" in name:
             monkeypatch.delenv(name)
     judge = Ruler(model)
-    with pytest.raises(JudgeUnavailableError, match="--api-key-env") as caught:
+    with pytest.raises(JudgeUnavailableError, match="with api_key") as caught:
         await judge.score(group("4", "5"))
     assert "Traceback" not in str(caught.value)
     assert judge.usage.calls == 1
@@ -470,7 +497,7 @@ async def test_a_key_that_was_not_sent_is_what_the_error_speaks_of(monkeypatch: 
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-environment")
     with FakeJudgeServer(half, api_key=KEY) as server:
         judge = Ruler("openai/m", api_base=server.api_base)
-        with pytest.raises(JudgeUnavailableError, match=r"no key was sent.*api_key.*--api-key-env"):
+        with pytest.raises(JudgeUnavailableError, match=r"no key was sent.*with api_key$"):
             await judge.score(group("4", "5"))
 
 

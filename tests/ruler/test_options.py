@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from art_ruler import ConfigError, Ruler
+from art_ruler import ConfigError, LiteLLMJudge, Ruler
 from art_ruler.cli import audit, score
 from art_ruler.options import JudgeOptions
 
@@ -90,6 +90,58 @@ def test_each_judge_may_have_its_own_context(given: list[dict[str, Any]]) -> Non
     options.ruler(["a/m", "b/m"])
     options.rulers(["a/m", "b/m", "c/m"])
     assert [arguments["context_tokens"] for arguments in given] == [{"a/m": 9000, "b/m": 7000}, 9000, 7000, None]
+
+
+FOR_MODELS: dict[str, Any] = {
+    "api_base": "http://127.0.0.1:1/v1",
+    "header": ["X-Team: blue"],
+    "judge_param": ["top_p=1"],
+}
+
+
+@pytest.mark.parametrize("option", FOR_MODELS)
+def test_what_is_for_models_is_for_those_among_the_judges(given: list[dict[str, Any]], option: str) -> None:
+    argument = {"header": "extra_headers", "judge_param": "judge_params"}.get(option, option)
+    options = JudgeOptions(**{option: FOR_MODELS[option]})
+    assert list(options.rulers(["openai/m", "heuristic", "noisy"])) == ["openai/m", "heuristic", "noisy"]
+    assert [bool(arguments[argument]) for arguments in given] == [True, False, False]
+    with pytest.raises(ConfigError, match=f"{argument} is given, but no judge by the name of a model"):
+        options.rulers(["heuristic", "noisy"])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        ("http://127.0.0.1:8000/v1", "http://localhost:9000/v1/", True),
+        ("https://me:secret@example.org/v1", "https://example.org/v1", True),
+        ("https://example.org:1/v1", "https://example.org:2/v1", False),
+        ("https://example.org/v1?tenant=secret", "https://example.org/v1?tenant=b", False),
+    ],
+)
+@pytest.mark.parametrize("is_environment", [False, True])
+def test_an_output_tells_servers_apart_as_the_cache_does(
+    first: str, second: str, is_same: bool, is_environment: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(address: str) -> tuple[Any, str]:
+        if is_environment:
+            monkeypatch.setenv("OPENAI_BASE_URL", address)
+        api_base = None if is_environment else address
+        settings = JudgeOptions(api_base=api_base).settings(["openai/m", "heuristic"])
+        return settings["api_base"], LiteLLMJudge("openai/m", api_base=api_base).fingerprint
+
+    one, other = seen(first), seen(second)
+    assert [a == b for a, b in zip(one, other, strict=True)] == [is_same, is_same]
+    assert one[0].startswith("http")
+    assert "secret" not in str(one)
+
+
+def test_judges_at_several_servers_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://example.org/v1")
+    assert JudgeOptions().settings(["heuristic", "openai/m"])["api_base"] == "https://example.org/v1"
+    both = {"openai/m": "https://example.org/v1", "anthropic/m": ""}
+    assert JudgeOptions().settings(list(both))["api_base"] == both
+    assert JudgeOptions().settings(["heuristic"])["api_base"] is None
+    assert JudgeOptions().settings(["anthropic/m"])["api_base"] is None
 
 
 @pytest.mark.parametrize("given_twice", [["9000", "7000"], ["9000", "m=7000"]])

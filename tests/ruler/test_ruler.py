@@ -80,6 +80,12 @@ async def test_identical_trajectories_are_judged_once_and_equal() -> None:
     assert len(alike.requests[0].ids) == 1
 
 
+@pytest.mark.parametrize("refusal", [{"a": 1}, ["no"], 3])
+async def test_a_refusal_of_any_kind_is_quoted(refusal: Any) -> None:
+    result = await Ruler(ScriptedJudge([JudgeReply("", refusal=refusal)])).score(numbers(1, 2))
+    assert all(str(refusal) in (verdict.problem or "") for verdict in result.verdicts)
+
+
 async def test_an_empty_answer_keeps_its_place() -> None:
     failed = [
         {"role": "user", "content": "2 + 2?"},

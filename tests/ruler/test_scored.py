@@ -221,6 +221,59 @@ def test_groups_without_all_scores_are_judged_again_where_that_is_wanted(tmp_pat
     assert outcome(path) == [(2, [0.5, None], 1), (3, [0.5, 0.25], 2), (1, [1.0, 0.0], 0)]
 
 
+@pytest.mark.parametrize(
+    ("again", "stands"),
+    [
+        ([None, None, None], [0.9, 0.1, None]),
+        ([None, 0.1, 0.9], [0.9, 0.1, None]),
+        ([0.9, None, None], [0.9, 0.1, None]),
+        ([0.8, 0.2, None], [0.8, 0.2, None]),
+        ([0.8, 0.2, 0.4], [0.8, 0.2, 0.4]),
+    ],
+)
+def test_a_line_gives_way_only_to_one_that_scores_everybody_it_scores(
+    tmp_path: Path, again: list[float | None], stands: list[float | None]
+) -> None:
+    path = tmp_path / "out.jsonl"
+    source = write(tmp_path / "groups.jsonl", *({"trajectories": [HELLO, BYE, []], "task": 0} for _ in range(2)))
+    groups = list(read_groups(source))
+    with ScoredFile(path, SETTINGS) as out:
+        for group in groups:
+            out.append(group, {"scores": [0.9, 0.1, None]})
+    with ScoredFile(path, SETTINGS, retry_unscored=True) as out:
+        assert [out.take(group) for group in groups] == [None, None]
+        assert out.append(groups[0], {"scores": again}) == (1 if again != stands else None)
+        assert out.finish() == 0
+    assert sorted(outcome(path), key=str) == [(1, stands, 0), (2, [0.9, 0.1, None], 0)]
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "link.jsonl"])
+def test_bringing_the_file_up_to_date_touches_no_other_file(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "real"
+    folder.mkdir()
+    foreign = [place / f"{name}{ending}" for place in (folder, tmp_path) for ending in (".new", ".tmp")]
+    for file in foreign:
+        file.write_text("my thesis")
+    path = tmp_path / name
+    if name.startswith("link"):
+        path.symlink_to(folder / "out.jsonl")
+    source = groups_file(tmp_path, 1)
+    (group,) = read_groups(source)
+    with ScoredFile(path, SETTINGS) as out:
+        out.append(group, {"scores": [0.5, 0.25]})
+    mode = path.stat().st_mode
+    write(source, [HELLO], {"trajectories": [HELLO, BYE], "task": 0})
+    with ScoredFile(path, SETTINGS) as out:
+        assert [out.take(group) for group in read_groups(source)] == [None, 0]
+        assert out.finish() == 0
+    assert outcome(path) == [(2, [0.5, 0.25], 0)]
+    assert path.is_symlink() == name.startswith("link")
+    assert path.stat().st_mode == mode
+    assert {file.read_text() for file in foreign} == {"my thesis"}
+    left = {file for file in tmp_path.rglob("*") if file.is_file() or file.is_symlink()}
+    assert left == {path, path.resolve(), source, *foreign}
+
+
 def test_a_kill_between_judging_again_and_replacing_is_made_good(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     (group, *_) = read_groups(groups_file(tmp_path, 1))

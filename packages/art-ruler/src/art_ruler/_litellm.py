@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import hashlib
 import importlib
 import json
 import logging
@@ -131,7 +132,7 @@ class LiteLLMJudge:
     @property
     def fingerprint(self) -> str:
         """Tells judges apart that may answer differently; holds no key and no header."""
-        asked = [self.name, _server(self.name, self._api_base), self._params]
+        asked = [self.name, server_of(self.name, self._api_base), self._params]
         return json.dumps(asked, sort_keys=True, default=str)
 
     async def prepare(self) -> None:
@@ -234,12 +235,9 @@ class LiteLLMJudge:
             if self._sends_no_key:
                 return (
                     "no key was sent, since keys of the environment are not meant for every api_base; pass the one of "
-                    "this server with api_key (--api-key-env on the command line)"
+                    "this server with api_key"
                 )
-            return (
-                "pass the key of this provider with api_key (--api-key-env on the command line), or in its "
-                "environment variable"
-            )
+            return "pass the key of this provider with api_key, or in its environment variable"
         if status == 404:
             return "check the name of the model and api_base"
         if "LLM Provider NOT provided" in said:
@@ -346,8 +344,8 @@ def _known_price(known: Mapping[str, Any]) -> tuple[float, float] | None:
     return None if asked is None or answered is None else (float(asked), float(answered))
 
 
-def _server(model: str, api_base: str | None) -> str:
-    """What tells the server apart that a model of this name is asked at, without user and password.
+def server_of(model: str, api_base: str | None) -> str:
+    """What tells the server apart that a model of this name is asked at, without what may be secret in its address.
 
     `api_base`, else what litellm reads from the environment. A server on this machine gets another port each time it
     is started: there the port does not count.
@@ -358,7 +356,8 @@ def _server(model: str, api_base: str | None) -> str:
     parts = urllib.parse.urlsplit(re.sub(r"//[^/@]*@", "//", base))
     if _LOOPBACK.fullmatch(parts.hostname or ""):
         parts = parts._replace(netloc="localhost")
-    return parts.geturl()
+    query = hashlib.sha256(parts.query.encode()).hexdigest()[:8] if parts.query else ""
+    return parts._replace(path=parts.path.rstrip("/"), query=query, fragment="").geturl()
 
 
 def _response_format(used: int, schema: dict[str, Any]) -> dict[str, Any]:

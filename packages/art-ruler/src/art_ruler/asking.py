@@ -35,9 +35,13 @@ class Again:
         self.fingerprint = f"{getattr(judge, 'fingerprint', judge.name)} again"
         self.usd_per_token = getattr(judge, "usd_per_token", None)
         self._judge = judge
+        self._repeats: dict[int, tuple[JudgeRequest, JudgeRequest]] = {}
 
     async def complete(self, request: JudgeRequest) -> JudgeReply:
-        return await self._judge.complete(replace(request, seed=request.seed ^ 1))
+        # One repeat of each request, however often it is made: a judge may know by it what was refused the last time.
+        # The request is kept beside it, so that no other one gets its identity.
+        _, repeat = self._repeats.setdefault(id(request), (request, replace(request, seed=request.seed ^ 1)))
+        return await self._judge.complete(repeat)
 
 
 class Asker:
@@ -79,7 +83,7 @@ class Asker:
         if verdict.is_sound:
             if self._cache is not None and not self._cache.put(judge, request, reply.text):
                 meter.add(cache_failures=1)
-        elif self._on_format_error == "raise":
+        elif self._on_format_error == "raise" and verdict.stop is None:
             raise JudgeFormatError(
                 f"judge {judge.name!r}: its answer cannot be used, also after it was asked to repair it: "
                 f"{'; '.join(verdict.faults[:5])} (it answered {_quoted(reply)}); try another judge, or take None for "
@@ -96,8 +100,10 @@ class Asker:
         meter.add(repairs=1)
         try:
             second = await self._call(judge, again, meter)
-        except (JudgeUnavailableError, BudgetSpent):
+        except JudgeUnavailableError:
             return reply, verdict
+        except BudgetSpent as spent:
+            return reply, replace(verdict, stop=str(spent))
         repaired = _read(second, request.ids)
         return (second, repaired) if len(repaired.scores) >= len(verdict.scores) else (reply, verdict)
 
@@ -249,7 +255,7 @@ def _quoted(reply: JudgeReply) -> str:
 
 def _read(reply: JudgeReply, ids: tuple[str, ...]) -> ReadVerdict:
     if reply.refusal:
-        return ReadVerdict(faults=(f"the judge refused: {reply.refusal[:200]}",))
+        return ReadVerdict(faults=(f"the judge refused: {str(reply.refusal)[:200]}",))
     verdict = read_verdict(reply.text, ids, cut=reply.cut)
     if reply.cut and not verdict.is_sound:
         cut = "it was cut at the token limit of the answer, so write shorter explanations, or none"

@@ -167,7 +167,8 @@ async def audit(
     groups finished.
 
     A group that a judge does not answer is counted in `failed`, and the others go on. A judge that can never answer, as
-    with a wrong key, is not asked again, and `unusable` says why; where none is left, its error is raised. Raises
+    with a wrong key, is not asked again, and `unusable` says why; where none is left and there are no figures of any,
+    its error is raised. Raises
     `DataError` for groups that cannot be judged, or not be attacked.
     """
     if not rulers:
@@ -193,9 +194,8 @@ async def audit(
                     await _attack(rulers[name], tally, number, group, scores, drawn)
             except JudgeUnavailableError as error:
                 tally.unusable = error
-                tally.failed += 1
                 tally.problem(f"{group.where}: {error}")
-                if all(other.unusable is not None for other in tallies.values()):
+                if all(other.unusable is not None and not other.accuracies for other in tallies.values()):
                     raise
 
         await for_each(rulers, ask, concurrency=len(rulers))
@@ -242,6 +242,9 @@ async def _judge(
     except _BudgetStopped:
         tally.stopped += 1
         return None
+    except JudgeUnavailableError:
+        tally.failed += 1
+        raise
     if result is None:
         tally.failed += 1
         return None

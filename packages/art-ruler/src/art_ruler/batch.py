@@ -24,7 +24,8 @@ class Summary:
     """What became of the groups of a file. Each is counted once.
 
     `already_done` were in the output before and `scored` were added. `unscored` were added as well, but no answer held
-    a valid score for any of their trajectories. `failed` groups got no answer, or not to every pass, and `stopped` ones
+    a valid score for any of their trajectories. `kept` groups were judged again without getting all the scores that
+    they had: those stay. `failed` groups got no answer, or not to every pass, and `stopped` ones
     met the end of the budget: neither is in the output, so that running again tries them. `not_tried` were left after
     that. `unscored_trajectories` counts those without a score in all that is in the output for these groups; `stale`
     counts lines of the output that belong to none of them.
@@ -34,6 +35,7 @@ class Summary:
     already_done: int = 0
     scored: int = 0
     unscored: int = 0
+    kept: int = 0
     failed: int = 0
     stopped: int = 0
     unscored_trajectories: int = 0
@@ -43,7 +45,7 @@ class Summary:
 
     @property
     def tried(self) -> int:
-        return self.scored + self.unscored + self.failed + self.stopped
+        return self.scored + self.unscored + self.kept + self.failed + self.stopped
 
     @property
     def not_tried(self) -> int:
@@ -80,8 +82,8 @@ async def score_groups(
 ) -> None:
     """Score the groups that `out` does not hold yet and append each as soon as it is scored.
 
-    A group is appended when every pass was answered, or when asking again would not help; one whose passes were not
-    all answered because a judge was down or slow is left for another time.
+    A group is appended when every pass was answered, whatever the answers were worth; one in which a judge was down or
+    slow, or refused it, is left for another time.
 
     `summary` is brought up to date after each group, so that it is right whatever ends this; its usage is all that
     `ruler` ever used. Ends early, without an error, when the budget is spent or when the judge seems to be down:
@@ -116,10 +118,11 @@ async def score_groups(
             failed(group, error, may_pass=isinstance(error, JudgeUnavailableError) and error.retryable)
         else:
             if result.usage.stopped_calls:
+                if not summary.failed and not summary.stopped:
+                    summary.problem = f"{group.where}: {result.problem}"
                 summary.stopped += 1
-                summary.problem = summary.problem or f"{group.where}: {result.problem}"
-            elif result.is_retryable:
-                failed(group, result.problem, may_pass=True)
+            elif not result.is_complete:
+                failed(group, result.problem, may_pass=result.is_retryable)
             else:
                 failures_in_a_row = 0
                 _append(out, group, result, summary)
@@ -134,12 +137,16 @@ async def score_groups(
 
 
 def _append(out: Scored, group: GroupLine, result: Result, summary: Summary) -> None:
-    out.append(group, scored_fields(result))
+    kept = out.append(group, scored_fields(result))
     missing = sum(score is None for score in result.scores)
-    summary.unscored_trajectories += missing
-    if missing and missing == len(result.scores):
+    summary.unscored_trajectories += missing if kept is None else kept
+    if missing and not summary.failed and not summary.stopped:  # those weigh more
+        problem = next(verdict.problem for verdict in result.verdicts if verdict.score is None)
+        summary.problem = f"{group.where}: {problem}"
+    if kept is not None:
+        summary.kept += 1
+    elif missing and missing == len(result.scores):
         summary.unscored += 1
-        summary.problem = f"{group.where}: {result.verdicts[0].problem}"
     else:
         summary.scored += 1
 

@@ -70,7 +70,7 @@ class Budget:
 
     What a call will use is estimated from its request, and what the calls of the same judge have used on average beyond
     such an estimate, as one that thinks at length does, is added. The price is what the judge states as
-    `usd_per_token`, or else the mean of its calls so far.
+    `usd_per_token`, or else the mean of its calls so far; unknown once a call had none.
     """
 
     def __init__(self, *, max_cost_usd: float | None = None, max_tokens: int | None = None) -> None:
@@ -160,7 +160,7 @@ class Budget:
         if (stated := price(judge, prompt_tokens, completion_tokens)) is not None:
             return stated
         known = self._known.get(judge.name)
-        if known is None or not known.tokens:
+        if known is None or not known.tokens or judge.name in self._unpriced:
             return None
         return known.cost_usd / known.tokens * (prompt_tokens + completion_tokens)
 

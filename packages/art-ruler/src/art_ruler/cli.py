@@ -107,17 +107,19 @@ def score(
     from art_ruler.files import check_groups, read_groups
     from art_ruler.prompt import PROMPT_VERSION
     from art_ruler.scored import ScoredFile, ScoredStream
+    from art_ruler.types import Usage
 
     if out.exists() and groups.exists() and out.samefile(groups):
         raise ConfigError(f"--out {out} is the file to be scored; give another file")
+    if retry_unscored and out == _STREAM:
+        raise ConfigError("--retry-unscored is given with --out -, which holds no groups yet; give the file with them")
     own = {"weights": weight or None, "passes": _passes(passes), "reward": reward}
     ruler = options.ruler(judge, fallback or (), on_format_error=on_format_error, **own)
     with _seekable(groups) as (path, name):
         summary = Summary(groups=check_groups(path, name=name))
         kept = "what was scored is kept, run the same command again to go on"
-        run(ruler.prepare(), kept)
         settings = {"judges": judge, "fallbacks": fallback or None, "prompt_version": PROMPT_VERSION}
-        settings |= {**own, **options.settings()}
+        settings |= {**own, **options.settings([*judge, *(fallback or ())])}
         progress = Progress()
 
         def show(state: Summary) -> None:
@@ -128,6 +130,7 @@ def score(
             if out == _STREAM
             else ScoredFile(out, settings, retry_unscored=retry_unscored)
         )
+        is_refused = False
         with opened as scored:
             try:
                 work = score_groups(
@@ -135,9 +138,13 @@ def score(
                 )
                 run(work, kept)
                 summary.stale = scored.finish()
+            except ConfigError:
+                is_refused = not summary.tried and summary.usage == Usage()
+                raise
             finally:
                 progress.end()
-                _show(summary, out, as_json)
+                if not is_refused:
+                    _show(summary, out, as_json)
     _complain(summary, out)
 
 
@@ -152,6 +159,7 @@ def _show(summary: Summary, out: Path, as_json: bool) -> None:
     for count, words in (
         (summary.already_done, "were there before"),
         (summary.unscored, "without any valid score"),
+        (summary.kept, "judged again with fewer scores, so that the old ones stay"),
         (summary.failed, "not answered"),
         (summary.stopped, "beyond the budget"),
         (summary.not_tried, "not tried"),

@@ -11,20 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-from urllib.parse import urlsplit
 
 import typer
 
 from art_ruler.errors import ConfigError
+from art_ruler.fakes import built_in
 from art_ruler.files import content_digest
 from art_ruler.scored import HASHED
 
 if TYPE_CHECKING:
     from art_ruler import Ruler
-    from art_ruler.types import JudgeModel
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # RFC 9110, 5.6.2
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _FROM_ENVIRONMENT = "env:"
 
 
@@ -88,16 +86,21 @@ class JudgeOptions:
             "judge_params": _judge_params(self.judge_param),
         }
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, judges: Sequence[str]) -> dict[str, Any]:
         """The same for the output, where a later run compares them: without secrets, and short.
 
-        A local server is the same one on another port.
+        In the place of `api_base` stands the server that `judges` are asked at, also where the environment names it: as
+        text where it is one for all, else one for each.
         """
+        from art_ruler._litellm import server_of
+
         decisive = self.decisive()
         for name in HASHED:
             if decisive[name] is not None:
                 decisive[name] = content_digest(decisive[name])
-        return {**decisive, "api_base": _place(self.api_base)}
+        servers = {name: server_of(name, self.api_base) for name in judges if not built_in(name)}
+        one = set(servers.values())
+        return {**decisive, "api_base": servers if len(one) > 1 else (*one, "")[0] or None}
 
     def ruler(self, judges: Sequence[str], fallbacks: Sequence[str] = (), **more: Any) -> Ruler:
         """A ruler of `judges`; `more` are arguments of `Ruler`.
@@ -111,8 +114,8 @@ class JudgeOptions:
         if arguments["rubric"] is None:
             del arguments["rubric"]
         return Ruler(
-            [_judge(name) for name in judges],
-            fallbacks=[_judge(name) for name in fallbacks],
+            [_named(name) for name in judges],
+            fallbacks=[_named(name) for name in fallbacks],
             max_concurrency=self.concurrency,
             timeout_s=self.timeout,
             total_timeout_s=self.total_timeout,
@@ -127,16 +130,24 @@ class JudgeOptions:
         )
 
     def rulers(self, judges: Sequence[str], **more: Any) -> dict[str, Ruler]:
-        """A ruler for each of `judges` alone, by its name."""
+        """A ruler for each of `judges` alone, by its name.
+
+        Raises:
+            ConfigError: an option is impossible, or is for none of them.
+        """
         context = self._context_tokens()
-        if not isinstance(context, dict):
-            return {name: self.ruler([name], **more) for name in judges}
-        if unknown := sorted(set(context) - set(judges)):
+        if isinstance(context, dict) and (unknown := sorted(set(context) - set(judges))):
             raise ConfigError(f"--context-tokens names {unknown[0]!r}, but the judges are {', '.join(judges)}")
-        return {
-            name: replace(self, context_tokens=[str(context[name])] if name in context else None).ruler([name], **more)
-            for name in judges
-        }
+        fakes = [name for name in judges if built_in(name)]
+        rulers = {}
+        for name in judges:
+            own = self
+            if isinstance(context, dict):
+                own = replace(own, context_tokens=[str(context[name])] if name in context else None)
+            if name in fakes and len(fakes) < len(judges):  # what is for models is for the others
+                own = replace(own, api_base=None, api_key_env=None, header=None, judge_param=None)
+            rulers[name] = own.ruler([name], **more)
+        return rulers
 
     def _rubric(self) -> str | None:
         if self.rubric is not None and self.rubric_file is not None:
@@ -189,24 +200,10 @@ def with_judge_options(command: Callable[..., None]) -> Callable[..., None]:
     return registered
 
 
-def _judge(name: str) -> str | JudgeModel:
-    """A fake by its name, so that everything can be tried without a model; else the name, for litellm."""
-    if name in ("heuristic", "noisy"):
-        from art_ruler.fakes import HeuristicJudge, NoisyJudge
-
-        return HeuristicJudge() if name == "heuristic" else NoisyJudge(noise=0.2, position_bias=0.1, name=name)
+def _named(name: str) -> str:
     if not name.strip():
         raise ConfigError("--judge is empty; name a model, as in openai/gpt-5-mini, or `heuristic` to try without one")
     return name
-
-
-def _place(api_base: str | None) -> str | None:
-    if api_base is None:
-        return None
-    url = urlsplit(api_base)
-    place = url.netloc.rpartition("@")[2]
-    host = re.sub(r":\d*$", "", place)
-    return (host if host in _LOCAL_HOSTS else place) + url.path.rstrip("/")
 
 
 def _key(variable: str | None) -> str | None:

@@ -160,6 +160,9 @@ async def run_pass(
                 outcome.stop = str(problem)
             return {}
         faults = "; ".join(verdict.faults[:3]) + (f" (it answered {verdict.quote})" if verdict.quote else "")
+        if verdict.stop is not None:
+            outcome.stop = verdict.stop
+            faults += f"; it was not asked to repair it: {verdict.stop}"
         scores = {}
         for member, blind_id in zip(members, request.ids, strict=True):
             if blind_id in verdict.explanations:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from art_ruler.inputs import Transcript
+from art_ruler.messages import clean
 from art_ruler.types import ChatMessage
 
 PROMPT_VERSION = 2
@@ -120,10 +121,13 @@ def repair_messages(
     """The request once more, with the faulty answer and what is wrong with it."""
     return (
         *asked,
-        {"role": "assistant", "content": answer.strip() or "(no answer)"},  # some providers refuse an empty message
+        {
+            "role": "assistant",
+            "content": clean(answer).strip() or "(no answer)",
+        },  # some providers refuse an empty message
         {
             "role": "user",
-            "content": f"That answer cannot be used: {fault}. Answer again with the JSON object alone: "
+            "content": f"That answer cannot be used: {clean(fault)}. Answer again with the JSON object alone: "
             f"one entry for each of {json.dumps(list(ids))}, each id once, each score a number from 0 to 1.",
         },
     )

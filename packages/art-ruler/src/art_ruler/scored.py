@@ -12,7 +12,8 @@ import json
 import os
 import re
 import stat
-from collections import Counter, defaultdict
+import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,9 @@ class Scored(Protocol):
     def take(self, group: GroupLine) -> int | None:
         """The number of trajectories without a score, if this group need not be judged; None if it has to be."""
 
-    def append(self, group: GroupLine, scored: Mapping[str, Any]) -> None:
-        """Write the group with its scores."""
+    def append(self, group: GroupLine, scored: Mapping[str, Any]) -> int | None:
+        """Write the group with its scores, and None. What was there before stays where that has scores that these have
+        not: then nothing is written, and it is the number of trajectories without a score in that."""
 
     def finish(self) -> int:
         """To be called when `take` was asked about every group; the number of lines that belong to none of them."""
@@ -46,11 +48,15 @@ class Scored(Protocol):
 
 @dataclass(frozen=True)
 class _Line:
-    """What is known of a line of the output: where it begins, which line of the input it is, how many have no score."""
+    """What is known of a line of the output: where it begins, which line of the input it is, who has no score."""
 
     offset: int
     number: int | None
-    unscored: int
+    missing: frozenset[int]
+
+    @property
+    def unscored(self) -> int:
+        return len(self.missing)
 
 
 class ScoredFile:
@@ -62,22 +68,25 @@ class ScoredFile:
 
     `settings` is all that decides the scores: a file that was begun with others is refused with `ConfigError` that
     names them, one that this class did not write with `DataError`, and left as it is. With `retry_unscored`, groups
-    with a trajectory without a score are judged again, and `finish` replaces their lines.
+    with a trajectory without a score are judged again, and `finish` replaces their lines. A line is replaced only by
+    one that scores everybody whom it scores. Behind a symbolic link, it is the file that is written and replaced.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, retry_unscored: bool = False) -> None:
         self.path = path
+        self._file_path = Path(os.path.realpath(path))
         self._settings = {name: value for name, value in settings.items() if value is not None}
         self._retry_unscored = retry_unscored
         self._left: defaultdict[str, list[_Line]] = defaultdict(list)
         self._numbers: dict[int, int | None] = {}  # by offset: lines of the output whose `line` is out of date
         self._in_input: set[str] = set()
-        self._waiting: Counter[str] = Counter()
+        self._retried: dict[int, _Line] = {}  # by line of the input: what was there of groups that are judged again
+        self._removed: set[int] = set()  # offsets of lines that others have replaced
         try:
             is_new = not path.exists()
             if not is_new and not stat.S_ISREG(mode := path.stat().st_mode) and not stat.S_ISDIR(mode):
                 raise ConfigError(f"--out {path} is no regular file; give a file, or - for standard output")
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _AS_IT_IS, 0o666)
+            self._file = os.open(self._file_path, os.O_RDWR | os.O_CREAT | os.O_APPEND | _AS_IT_IS, 0o666)
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}; give another --out") from error
         self._is_open, self._remove_if_empty = True, is_new
@@ -113,7 +122,7 @@ class ScoredFile:
     def _lines(self) -> Iterator[tuple[int, int, bytes]]:
         """Number, offset and content of each line."""
         offset = 0
-        with self.path.open("rb") as file:
+        with self._file_path.open("rb") as file:
             for number, raw in enumerate(file, 1):
                 yield number, offset, raw
                 offset += len(raw)
@@ -123,7 +132,7 @@ class ScoredFile:
         try:
             scored = json.loads(raw)[SCORED_KEY]
             digest, settings, line = str(scored["digest"]), dict(scored["settings"]), scored["line"]
-            unscored = sum(score is None for score in scored.get("scores", ()))
+            missing = _missing(scored)
         except (ValueError, KeyError, TypeError):
             raise DataError(f"{where}: is no line that `art-ruler score` wrote; give another --out") from None
         if differences := _differences(settings, self._settings):
@@ -131,7 +140,7 @@ class ScoredFile:
                 f"{where}: was scored with other settings ({differences}); give the same options as then to go on, or "
                 "another --out"
             )
-        return digest, _Line(offset, line, unscored)
+        return digest, _Line(offset, line, missing)
 
     def take(self, group: GroupLine) -> int | None:
         """The number of trajectories without a score in this group's line, if it has one that need not be made again.
@@ -140,21 +149,25 @@ class ScoredFile:
         """
         self._in_input.add(group.digest)
         lines = sorted(self._left[group.digest], key=lambda line: (line.unscored, line.number != group.number))
-        if not lines or (self._retry_unscored and lines[0].unscored):
-            self._waiting[group.digest] += 1
+        if not lines:
             return None
         self._left[group.digest].remove(lines[0])
         if lines[0].number != group.number:
             self._numbers[lines[0].offset] = group.number
+        if self._retry_unscored and lines[0].unscored:
+            self._retried[group.number] = lines[0]
+            return None
         return lines[0].unscored
 
-    def append(self, group: GroupLine, scored: Mapping[str, Any]) -> None:
-        """Write the group with its scores.
+    def append(self, group: GroupLine, scored: Mapping[str, Any]) -> int | None:
+        """Write the group with its scores. A line that it has, and that scores somebody whom these do not, stays.
 
         Raises `ConfigError` when the system refuses, with the file left as it was.
         """
+        before = self._retried.get(group.number)
+        if before is not None and not _missing(scored) <= before.missing:
+            return before.unscored
         data = line_of(group, scored, self._settings)
-        self._waiting[group.digest] -= 1
         size = os.fstat(self._file).st_size
         try:
             view = memoryview(data)
@@ -165,6 +178,9 @@ class ScoredFile:
             raise ConfigError(
                 f"{self.path} cannot be written: {error.strerror}; make room and run the same command again"
             ) from error
+        if before is not None:
+            self._removed.add(before.offset)
+        return None
 
     def finish(self) -> int:
         """To be called when `take` was asked about every group of the input; the number of lines that belong to none.
@@ -172,42 +188,41 @@ class ScoredFile:
         Those have null as their `line` from now on, and lines of groups that have moved get the new one. Lines without
         all scores are removed where the group was judged again. Nothing can be appended after this.
         """
-        stale, removed = 0, set()
+        stale = 0
         for digest, lines in self._left.items():
-            kept = self._waiting[digest]  # groups that could not be judged again keep what they have
-            for line in sorted(lines, key=lambda line: line.unscored, reverse=True):
-                if line.unscored and digest in self._in_input:
-                    if kept:
-                        kept -= 1
-                    else:
-                        removed.add(line.offset)
+            for line in lines:
+                if line.unscored and digest in self._in_input:  # a kill came before it was removed
+                    self._removed.add(line.offset)
                     continue
                 stale += 1
                 if line.number is not None:
                     self._numbers[line.offset] = None
-        if removed or self._numbers:
-            self._rewrite(removed)
+        if self._removed or self._numbers:
+            self._rewrite()
         return stale
 
-    def _rewrite(self, removed: set[int]) -> None:
-        """Put a file in the place of this one, at once, without the lines at the offsets `removed`."""
-        new = self.path.with_name(f"{self.path.name}.new")
+    def _rewrite(self) -> None:
+        """Put a file in the place of this one, at once, with the new numbers and without the lines to be removed."""
+        new: Path | None = None
         try:
-            with new.open("wb") as file:
+            handle, name = tempfile.mkstemp(dir=self._file_path.parent, prefix=".art-ruler-", suffix=".jsonl")
+            new = Path(name)
+            with os.fdopen(handle, "wb") as file:
                 for _, offset, raw in self._lines():
                     if offset in self._numbers:
                         number = json.dumps(self._numbers[offset]).encode()
                         raw = _NUMBER.sub(_BEGINNING + number, raw, count=1)
-                    if offset not in removed:
+                    if offset not in self._removed:
                         file.write(raw)
                 file.flush()
                 os.fsync(file.fileno())
                 new.chmod(stat.S_IMODE(os.fstat(self._file).st_mode))
             if os.name == "nt":  # where no open file can be replaced
                 self._close()
-            new.replace(self.path)
+            new.replace(self._file_path)
         except OSError as error:
-            new.unlink(missing_ok=True)
+            if new is not None:
+                new.unlink(missing_ok=True)
             raise ConfigError(
                 f"{self.path} cannot be brought up to date: {error.strerror}; make room and run the same command again"
             ) from error
@@ -217,7 +232,7 @@ class ScoredFile:
             self._is_open = False
             if self._remove_if_empty and os.fstat(self._file).st_size == 0:
                 with contextlib.suppress(OSError):  # Windows removes no open file
-                    self.path.unlink()
+                    self._file_path.unlink()
             os.close(self._file)
 
     def __enter__(self) -> Self:
@@ -238,9 +253,10 @@ class ScoredStream:
     def take(self, group: GroupLine) -> int | None:  # noqa: ARG002 - a stream holds nothing
         return None
 
-    def append(self, group: GroupLine, scored: Mapping[str, Any]) -> None:
+    def append(self, group: GroupLine, scored: Mapping[str, Any]) -> int | None:
         self._stream.write(line_of(group, scored, self._settings))
         self._stream.flush()
+        return None
 
     def finish(self) -> int:
         return 0
@@ -267,6 +283,10 @@ def line_of(group: GroupLine, scored: Mapping[str, Any], settings: Mapping[str, 
     is_object = group.text.startswith("{")
     text += ", " + (group.text[1:].lstrip() if is_object else f'"trajectories": {group.text}}}') + "\n"
     return text.encode("utf-8", "backslashreplace")  # half of a surrogate pair, in words of the judge, is escaped
+
+
+def _missing(scored: Mapping[str, Any]) -> frozenset[int]:
+    return frozenset(at for at, score in enumerate(scored.get("scores", ())) if score is None)
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:

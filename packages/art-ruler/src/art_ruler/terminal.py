@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -119,12 +120,21 @@ def print_json(value: Any, *, err: bool = False) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False), err=err)
 
 
+class _Warnings(logging.Handler):
+    """Shows what a `Ruler` warns of, with the options of the command line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"art-ruler: {in_options(record.getMessage())}", file=sys.stderr)  # noqa: T201 - meant for a user
+
+
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
     """End the process with one line for what a user can mend. A fault of ours keeps its traceback."""
     for stream in (sys.stdout, sys.stderr):  # judges and files may hold what no terminal can show
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    logger, handler = logging.getLogger("art_ruler"), _Warnings(logging.WARNING)
+    logger.addHandler(handler)
     try:
         yield
     except KeyboardInterrupt:
@@ -142,6 +152,8 @@ def one_line_errors() -> Iterator[None]:
         _fail(in_options(str(error)), 1)
     except OSError as error:
         _fail(f"{error.filename or 'the system'}: {error.strerror or error}; mend it and run again", 1)
+    finally:
+        logger.removeHandler(handler)
 
 
 def in_options(message: str, *, quotes_others: bool = True) -> str:
@@ -153,7 +165,8 @@ def in_options(message: str, *, quotes_others: bool = True) -> str:
             return found[0]
         return _OPTIONS[found[1]] + (" " if found[2] else "")
 
-    message = re.sub(r"(key|provider) with api_key\b", r"\1 with --api-key-env", message)
+    ours = r"(?<=key with |der with |ver with )api_key\b" if quotes_others else r"\bapi_key\b=?"
+    message = re.sub(ours, "--api-key-env", message)
     return _ARGUMENT.sub(option, message)
 
 

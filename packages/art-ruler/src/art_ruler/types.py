@@ -118,8 +118,9 @@ class Result(Sequence[float | None]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether every pass of every judge was answered, by a fall-back at least. A score may then still be None,
-        where the answer held no valid one: asking again later helps only with the rest."""
+        """Whether every pass of every judge was answered, by a fall-back at least, and no repair of an answer was
+        stopped by the budget. A score may then still be None, where the answer held no valid one: asking again later
+        helps only with the rest."""
         return self.problem is None
 
     @property

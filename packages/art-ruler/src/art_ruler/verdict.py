@@ -37,13 +37,14 @@ class ReadVerdict:
     """What an answer says: valid scores by id, and one sentence for each fault.
 
     An id that was shown and is not in `scores` has no valid score. The answer is sound if there is no fault; else
-    `quote` may hold its beginning.
+    `quote` may hold its beginning, and `stop` why nobody was asked to repair it.
     """
 
     scores: dict[str, float] = field(default_factory=dict)
     explanations: dict[str, str] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
     quote: str = ""
+    stop: str | None = None
 
     @property
     def is_sound(self) -> bool:
