@@ -169,12 +169,12 @@ def _logs(folder: Path) -> str:
 async def test_groups_and_metrics_are_kept_in_the_run_folder(backend: Backend, base_model: str) -> None:
     await registered(backend, "kept", base_model)
     scored = await group(backend, "kept", "kept", max_tokens=3)
-    await backend.log("p", "kept", [scored], split="val", metrics={"accuracy": 0.5})
+    await backend.log("p", "kept", [scored], split="val", metrics={"val/accuracy": 0.5, "judge/cost": 2.0})
     text = _logs(Path((await backend.state("p", "kept")).folder))
     assert "kept-0" in text
     assert "accuracy" in text
     (record,) = await backend.logged_metrics("p", "kept")
-    assert (record.step, record.metrics) == (0, {"accuracy": 0.5})
+    assert (record.step, record.metrics) == (0, {"val/accuracy": 0.5, "judge/cost": 2.0})
 
 
 async def test_checkpoints_are_deleted_but_the_newest_and_those_to_keep(backend: Backend, base_model: str) -> None:

@@ -400,8 +400,11 @@ def _step_number(name: str, step: str) -> int:
 
 
 def _logged_metrics(run: Run) -> list[MetricRecord]:
-    """What was given to `log`, under its full names, in order."""
+    """What was given to `log`, under its full names, in order. A name without an area is one of its split."""
     return [
-        MetricRecord(step=line.step, metrics={f"{line.split}/{name}": value for name, value in line.metrics.items()})
+        MetricRecord(
+            step=line.step,
+            metrics={name if "/" in name else f"{line.split}/{name}": value for name, value in line.metrics.items()},
+        )
         for line in run.log_lines()
     ]
