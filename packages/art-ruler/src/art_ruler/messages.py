@@ -66,6 +66,10 @@ def read_message(message: Any, numbers: dict[str, int]) -> Message:
             if kind == "assistant" and _is_only_thought(content):
                 return Message((Block("reasoning", clean(content)), Block(kind, EMPTY_ANSWER)))
             return Message((Block(kind, clean(content)),))
+    if type(message) is dict and message.keys() <= _PLAIN:  # then nothing has to be looked for elsewhere
+        role = message.get("role")
+        if type(role) is str and (kind := _ROLES.get(role)):
+            return Message(tuple(_blocks(message.get, kind, role, numbers, _nothing)))
     message = _unwrapped(message)
     get = _getter(message)
     role = get("role") or get("type")
@@ -78,7 +82,18 @@ def read_message(message: Any, numbers: dict[str, int]) -> Message:
     kind = _ROLES.get(role) or _ROLES.get(role.lower()) or "other"
     if kind == "other" and get("role") is None and (get("content") is None or _is_item(role)):
         return Message((_part(message, kind, numbers, ()) or Block(kind, f"role {clean(role)}: {EMPTY}"),))
-    return Message(tuple(_blocks(get, kind, role, numbers)))
+    extra = _getter(get("additional_kwargs") or {})  # where LangChain keeps what only some providers have
+    return Message(
+        tuple(_blocks(get, kind, role, numbers, lambda name: get(name) if get(name) is not None else extra(name)))
+    )
+
+
+_PLAIN = frozenset(("role", "content", "tool_calls", "tool_call_id"))
+"""What most clients write, and no more."""
+
+
+def _nothing(_name: str) -> None:
+    return None
 
 
 def _is_item(of: str) -> bool:
@@ -106,13 +121,9 @@ def _says_who(message: Any) -> bool:
     return message is not None and not isinstance(message, str) and (field(message, "role") or field(message, "type"))
 
 
-def _blocks(get: _Getter, kind: str, role: str, numbers: dict[str, int]) -> list[Block]:
-    extra = _getter(get("additional_kwargs") or {})  # where LangChain keeps what only some providers have
-
-    def found(name: str) -> Any:
-        return get(name) if get(name) is not None else extra(name)
-
-    blocks = _reasoning(found)
+def _blocks(get: _Getter, kind: str, role: str, numbers: dict[str, int], found: _Getter) -> list[Block]:
+    """What a message says. `found` looks up the fields that not every client writes."""
+    blocks = [] if found is _nothing else _reasoning(found)
     calls, old_style, invalid = get("tool_calls"), found("function_call"), get("invalid_tool_calls")
     if not _is_call_list(calls) or not _is_call_list(invalid):
         raise BadMessageError(": tool_calls are not a list; wanted a list of calls, or none")
