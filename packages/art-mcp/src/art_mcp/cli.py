@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
-import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from art_core.errors import ArtError, StorageError
+from art_core.one_line import one_line_errors
 
 if TYPE_CHECKING:
     from art_mcp.settings import RunSettings
@@ -28,7 +27,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 T = TypeVar("T")
-_INTERRUPTED = 130
 
 _Server = Annotated[
     str, typer.Argument(help="Command line that starts the MCP server, as one quoted word.", metavar="SERVER")
@@ -311,41 +309,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(supervised())
 
 
-@contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """End the process with one line for what a user can mend. A fault of ours keeps its traceback."""
-    try:
-        yield
-    except SystemExit as end:
-        if end.code == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
-            _fail("interrupted; what was earned is kept, run the same command again to go on", _INTERRUPTED)
-        raise
-    except BrokenPipeError:
-        sys.exit(1)
-    except BaseException as error:
-        known = _known_error(error)
-        if known is None:
-            raise
-        _fail(str(known), 1)
-
-
-def _known_error(error: BaseException) -> ArtError | None:
-    """The error of ours that `error` is, or that a group of errors holds.
-
-    What the system refuses (a disk, a permission) is the machine's fault and not ours, so it counts as known.
-    """
-    if isinstance(error, ArtError):
-        return error
-    if isinstance(error, OSError):
-        return StorageError(f"{error.filename or 'the system'}: {error.strerror or error}; mend it and run again")
-    if isinstance(error, BaseExceptionGroup):
-        return next((known for inner in error.exceptions if (known := _known_error(inner))), None)
-    return None
-
-
-def _fail(message: str, code: int) -> None:
-    print(f"art-mcp: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - the one line a user sees
-    sys.exit(code)
+_INTERRUPTION = "interrupted; what was earned is kept, run the same command again to go on"
 
 
 def main() -> None:
@@ -355,7 +319,7 @@ def main() -> None:
     # speed on an idle machine. A few microseconds serve both. Read when torch is first imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    with _one_line_errors():
+    with one_line_errors("art-mcp", interrupted=_INTERRUPTION):
         app()
 
 

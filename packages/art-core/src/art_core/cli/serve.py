@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from art_core.errors import ConfigError, MissingExtraError
+from art_core.one_line import INTERRUPTED
 
 if TYPE_CHECKING:
     from art_core.control import RegisterRequest
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 EPILOG = "Example: art serve --model clerk=smollm2-135m --path runs"
 _DEFAULT_PROJECT = "default"
-_INTERRUPTED = 130
 
 
 def serve(
@@ -85,7 +85,7 @@ def serve(
         typer.echo(line if as_json else f"serving on {url} (runs in {path})")
 
     if asyncio.run(_run(server, requests, announce)) == signal.SIGINT:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
 
 
 def _made(*, path: Path, engine: str, trainer: str, options: str, **listening: Any) -> HostServer:
