@@ -24,7 +24,7 @@ test: setup ## the whole test suite
 	@$(BIN)/python -m pytest
 
 check: lint ## the fast part: linters, types, import rules, and the tests that take seconds
-	@$(BIN)/python -m pytest -m "not slow and not gpu"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n auto --dist worksteal
 
 lint: setup ## formatting, lint, types and import rules
 	@$(BIN)/ruff check $(CODE)

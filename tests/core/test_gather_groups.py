@@ -99,6 +99,7 @@ async def test_the_limit_counts_rollouts_over_all_groups() -> None:
     assert peak == 5
 
 
+@pytest.mark.slow
 async def test_a_generator_of_groups_is_consumed_as_places_become_free() -> None:
     made: list[int] = []
     release = asyncio.Event()

@@ -82,6 +82,7 @@ conversations = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(conversations, st.booleans())
 def test_without_tools_the_bytes_are_those_of_the_models_own_template(
     messages: list[dict[str, Any]], generate: bool

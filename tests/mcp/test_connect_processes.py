@@ -102,6 +102,7 @@ async def test_the_server_ends_when_its_supervisor_is_killed(tmp_path: Path) -> 
     os.kill(read_pids(pids, 3)[2], signal.SIGKILL)  # it left the group, and nobody was left to adopt it
 
 
+@pytest.mark.slow
 async def test_thirty_sessions_leave_no_process(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     slots = asyncio.Semaphore(6)

@@ -182,6 +182,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(
     st.dictionaries(names, schemas, max_size=3),

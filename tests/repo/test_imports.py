@@ -36,6 +36,7 @@ def test_importing_the_package_loads_nothing_heavy(package: str) -> None:
     assert ended.stdout.split() == []
 
 
+@pytest.mark.slow
 def test_importing_art_core_takes_less_than_half_a_second() -> None:
     """Processor time, best of three, so that a busy machine does not fail it; a heavy library takes seconds."""
     code = "import time; start = time.process_time(); import art_core; print(time.process_time() - start)"
@@ -51,6 +52,7 @@ def test_importing_art_core_takes_less_than_half_a_second() -> None:
     assert min(times) < 0.5
 
 
+@pytest.mark.slow
 def test_every_public_name_of_the_client_half_works_without_the_server_half() -> None:
     """The extra `train` is not installed where only the client is: nothing on the way may import it."""
     project = tomllib.loads((ROOT / "packages/art-core/pyproject.toml").read_text())["project"]
@@ -71,6 +73,7 @@ def test_every_public_name_of_the_client_half_works_without_the_server_half() ->
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_help_of_the_command_loads_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, contextlib; from art_mcp.cli import main; sys.argv = ['art-mcp', '--help']\n"

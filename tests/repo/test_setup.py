@@ -59,6 +59,7 @@ def test_range_of_torch_is_that_of_art_core(setup_script: ModuleType) -> None:
     assert setup_script.torch_requirement() in project["optional-dependencies"]["train"]
 
 
+@pytest.mark.slow
 def test_cpu_build_in_find_links_is_found(
     setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +70,7 @@ def test_cpu_build_in_find_links_is_found(
     assert linked.url.startswith(f"file://{tmp_path}/wheels/torch-2.12.0%2Bcpu")
 
 
+@pytest.mark.slow
 def test_cuda_build_in_find_links_is_not_taken(
     setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +78,7 @@ def test_cuda_build_in_find_links_is_not_taken(
     assert setup_script.find_linked_torch(f"{sys.version_info.major}.{sys.version_info.minor}") is None
 
 
+@pytest.mark.slow
 def test_build_for_another_python_is_found_only_for_that(
     setup_script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,7 @@ async def test_a_judge_that_prefers_places_contradicts_itself_only_when_the_orde
     assert (judge.noise, judge.self_agreement, judge.position_bias.value) == (0.0, 1.0, 1.0)
 
 
+@pytest.mark.slow
 async def test_a_judge_that_is_only_noisy_contradicts_itself_as_often_in_the_same_order() -> None:
     noisy = Ruler(NoisyJudge(lambda _: 0.5, noise=0.1), passes=2)
     (judge,) = (await audit({"noisy": noisy}, different(300, 2, 1, 0))).judges
@@ -214,6 +215,7 @@ async def test_each_group_meets_attacks_of_its_own() -> None:
     assert len(padded) > 6
 
 
+@pytest.mark.slow
 async def test_noise_promotes_as_many_without_an_attack() -> None:
     noisy = Ruler(NoisyJudge(lambda _: 0.5, noise=0.1))
     (judge,) = (await audit({"noisy": noisy}, different(150, 3, 2, 1), attacks=True, noise=False)).judges
@@ -261,6 +263,7 @@ async def test_groups_without_an_answer_are_counted_and_the_others_go_on() -> No
     assert "out of order" in judge.problems[0]
 
 
+@pytest.mark.slow
 async def test_a_call_that_can_never_succeed_ends_the_audit() -> None:
     ruler = Ruler(ScriptedJudge([JudgeUnavailableError("wrong key", status=401)]))
     with pytest.raises(JudgeUnavailableError, match="wrong key"):

@@ -250,6 +250,7 @@ async def test_fields_that_no_constructor_takes_are_kept() -> None:
     assert (also.made, also.trajectories[0].reward, slotted.trajectories[0].reward) == ("later", 0.5, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

@@ -95,6 +95,7 @@ def test_passes_that_left_out_others_each_meet_on_one_scale() -> None:
     assert average([{0: 0.9, 1: 0.8}, {2: 0.9}]) == {0: 0.9, 1: 0.8}  # they share no scale
 
 
+@pytest.mark.slow
 @given(st.lists(st.sets(st.integers(0, 5)), min_size=1, max_size=4), st.data())
 def test_passes_of_one_opinion_never_average_to_another(omitted: list[set[int]], data: st.DataObject) -> None:
     """Whatever scale each pass has, and whomever it leaves out: of those all passes that count scored, and between
@@ -173,6 +174,7 @@ def test_without_a_shared_member_there_is_no_scale() -> None:
     assert on_scale({2: 0.5}, {0: 0.4}) == {}
 
 
+@pytest.mark.slow
 @example({0: 0.0, 1: 0.0, 2: 5e-324, 3: 0.5}, {0: 0.0, 1: 0.0, 2: 0.75})
 @example({0: 0.0, 1: 5e-324, 2: 0.0}, {0: 0.0, 1: 1.0, 2: 0.5})
 @given(st.dictionaries(st.integers(0, 9), unit, min_size=1), st.dictionaries(st.integers(0, 3), unit, min_size=1))

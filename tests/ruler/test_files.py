@@ -108,6 +108,7 @@ def test_labels_that_tell_nothing_apart_in_any_group_are_refused(tmp_path: Path,
     assert check_groups(path, labelled=True) == 2
 
 
+@pytest.mark.slow
 def test_reading_holds_one_group_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "big.jsonl"
     line = json.dumps([[{"role": "assistant", "content": "x" * 1_000_000}]]) + "\n"

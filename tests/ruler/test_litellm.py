@@ -32,8 +32,12 @@ from art_ruler._litellm import _import_litellm
 from art_ruler.fakes import HeuristicJudge, verdict_json
 from art_ruler.testing_server import Answer, FakeJudgeServer, Handler, ServedRequest
 
-# aiohttp, which litellm uses, leaves transports to the garbage collector when their loop is gone.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+# Importing litellm takes seconds. aiohttp, which it uses, leaves transports to the garbage collector when their loop is
+# gone.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"),
+]
 
 KEY = "sk-test-0123456789abcdef"
 HEADER = "header-secret-0123456789"

@@ -187,6 +187,7 @@ def test_an_answer_on_another_scale_is_no_answer_at_all(scores: tuple[Any, Any])
     assert foreign.scores == {}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "piece",
@@ -286,6 +287,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(json_values, st.lists(json_values, max_size=3))
 def test_no_other_json_is_an_answer(value: Any, entries: list[Any]) -> None:
     assert not read_verdict(json.dumps(value), IDS).is_sound

@@ -82,6 +82,7 @@ def alone(served: ServedModel) -> list[Result]:
     return [run(new_batcher(served, cache_bytes=0), family(index))[0] for index in range(NUM_FAMILY)]
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_results_do_not_depend_on_load_order_or_cache(

@@ -129,6 +129,7 @@ def containers(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[di
 SCHEMAS = st.recursive(st.sampled_from(SCALARS), containers, max_leaves=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     schema=SCHEMAS,
@@ -201,6 +202,7 @@ def alone(served: ServedModel, grammars: Grammars) -> list[list[tuple[Any, ...]]
     return [outcome(run(new_batcher(served), family(grammars, index))[0]) for index in range(NUM_FAMILY)]
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(range(NUM_FAMILY)), max_running=st.sampled_from([2, 32]))
 def test_members_with_and_without_a_grammar_do_not_change_each_others_bits(

@@ -126,10 +126,12 @@ async def check_against(model: Any, engine: EmbeddedEngine) -> None:
         assert logprobs == pytest.approx(expected_logprobs(model, prompt, ids, 0.8).tolist(), abs=TOLERANCE)
 
 
+@pytest.mark.slow
 async def test_agrees_with_a_plain_forward_pass(engine: EmbeddedEngine, reference: Any) -> None:
     await check_against(reference, engine)
 
 
+@pytest.mark.slow
 async def test_agrees_with_a_plain_forward_pass_of_each_adapter_in_turn(
     engine: EmbeddedEngine, model_folder: Path, tmp_path: Path
 ) -> None:
@@ -173,6 +175,7 @@ def write_model(folder: Path, config: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

@@ -121,6 +121,7 @@ async def test_steps_asked_for_at_once_are_made_one_after_the_other(open_server:
     assert (await backend.state("p", "m")).step == 1
 
 
+@pytest.mark.slow
 async def test_a_pinned_step_is_served_by_an_engine_of_its_own_and_few_are_open(
     open_server: Open, base_model: str
 ) -> None:
@@ -142,6 +143,7 @@ async def test_a_pinned_step_is_served_by_an_engine_of_its_own_and_few_are_open(
                 assert "[0, 1, 2]" in str(caught.value)
 
 
+@pytest.mark.slow
 async def test_while_all_pinned_engines_are_in_use_another_step_waits_with_a_bound(
     open_server: Open, base_model: str
 ) -> None:
@@ -404,6 +406,7 @@ async def test_calls_that_outlast_the_grace_fail_with_the_reason(open_server: Op
             await training
 
 
+@pytest.mark.slow
 async def test_a_step_in_progress_sends_lines_all_the_time(open_server: Open, base_model: str) -> None:
     server, backend = await open_server(options=SLOW)
     await register(backend, base_model)

@@ -24,6 +24,7 @@ async def test_a_prompt_of_too_many_bytes_is_never_tokenized(
     assert setup.engine.prompts == []
 
 
+@pytest.mark.slow
 async def test_a_body_that_no_model_takes_is_not_even_read_as_json(setup: Setup) -> None:
     async with raw(setup) as client:
         answer = await client.post("/v1/chat/completions", content=b"{" + b" " * (64 << 20))

@@ -154,6 +154,7 @@ async def test_langchain_tools_go_round(setup: Setup, langchain: Callable[[str],
     assert second.prompt_ids[: len(whole)] == whole
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the `openai` client's own types
 @pytest.mark.parametrize(
     ("method", "line"), [("json_schema", PLACE), ("function_calling", PLACE_CALL), ("json_mode", PLACE)]

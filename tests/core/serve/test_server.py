@@ -77,6 +77,7 @@ def _completions(count: int) -> list[Sequence[int]]:
     return made
 
 
+@pytest.mark.slow
 async def test_a_stream_joined_is_the_plain_answer(setup: Setup) -> None:
     for index, ids in enumerate(_completions(24)):
         setup.engine.chunk_size = index % 4 + 1
