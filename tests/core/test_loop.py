@@ -73,6 +73,18 @@ def test_rows_of_one_trajectory_share_its_advantage_and_weigh_once_in_the_mean()
     assert counters["trajectories/forks"] == 2
 
 
+def test_a_trajectory_of_forced_tokens_only_is_counted_apart() -> None:
+    forced = exchange([1], [2, 3]).model_copy(update={"forced": (True, True)})
+    members = [
+        Trajectory(id="a", scenario_id="s", exchanges=[forced]),
+        Trajectory(id="b", scenario_id="s", exchanges=[exchange([1], [4])]),
+    ]
+    rows, counters = training_rows([TrajectoryGroup(members).with_scores([1.0, 0.0])], policy_version=0)
+    assert [row.trajectory_id for row in rows] == ["b"]
+    assert (counters["trajectories/trained"], counters["trajectories/without_tokens"]) == (1, 1)
+    assert [member.num_trained_tokens for member in members] == [0, 1]
+
+
 def test_cut_trajectories_are_counted() -> None:
     _, counters = training_rows([group(1.0, 0.0, exchanges=[exchange([1], [2], cut=True)])], policy_version=0)
     assert counters["trajectories/truncated"] == 2

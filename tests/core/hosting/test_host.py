@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -29,6 +30,7 @@ from art_core.errors import (
 from art_core.hosting.host import ModelHost
 from art_core.hosting.options import HostOptions
 from art_core.hosting.server import HostServer
+from art_core.runs import Run
 from art_core.serve.guard import check_exposure
 from art_core.testing import write_tiny_model
 from tests.core.hosting.fakes import FakeEngine, ask, client_of, group, install, rollout, until
@@ -270,7 +272,7 @@ async def test_a_step_whose_checkpoint_cannot_be_written_is_not_made(
 
 
 async def test_a_client_that_hangs_up_during_a_step_leaves_a_model_that_can_be_trained(
-    open_server: Open, base_model: str
+    open_server: Open, base_model: str, tmp_path: Path
 ) -> None:
     server, backend = await open_server(options=SLOW)
     await register(backend, base_model)
@@ -282,9 +284,49 @@ async def test_a_client_that_hangs_up_during_a_step_leaves_a_model_that_can_be_t
         await until(lambda: not server.host._models["p/m"]._ready.is_set())
         training.cancel()
         await long
+        await until(lambda: server.host._models["p/m"].step == 1)  # its weights were changed: the step is made whole
     fresh = await group(backend, "m", "u", max_tokens=2)
-    step = fresh.trajectories[0].exchanges[0].policy_version
-    assert (await backend.train("p", "m", [fresh], CONFIG)).step == step + 1
+    assert (await backend.train("p", "m", [fresh], CONFIG)).step == 2
+    assert [report.step for report in Run(tmp_path / "runs" / "p" / "m").steps()] == [1, 2]
+
+
+async def test_a_step_that_was_committed_and_not_logged_is_logged_at_the_next_start(
+    open_server: Open, base_model: str, tmp_path: Path
+) -> None:
+    server, backend = await open_server()
+    await register(backend, base_model)
+    await backend.train("p", "m", [await group(backend, "m", "t")], CONFIG)
+    await server.__aexit__(None, None, None)
+    folder = tmp_path / "runs" / "p" / "m"
+    (before,) = Run(folder).steps()
+    (folder / "steps.jsonl").unlink()
+    _, backend = await open_server()
+    await register(backend, base_model)
+    (after,) = Run(folder).steps()
+    assert after.step == 1
+    assert after.metrics["trajectories/trained"] == before.metrics["trajectories/trained"] == 2
+    assert after.metrics["reward/mean"] == before.metrics["reward/mean"]
+
+
+async def test_a_copied_folder_is_not_taken_for_another_model(
+    open_server: Open, base_model: str, tmp_path: Path
+) -> None:
+    server, backend = await open_server()
+    await register(backend, base_model)
+    await server.__aexit__(None, None, None)
+    shutil.copytree(tmp_path / "runs" / "p" / "m", tmp_path / "runs" / "p" / "copy")
+    _, backend = await open_server()
+    with pytest.raises(StorageError, match="is the record of 'p/m', and this folder is that of 'p/copy'"):
+        await register(backend, base_model, name="copy")
+
+
+async def test_metrics_keep_their_full_names(open_server: Open, base_model: str, tmp_path: Path) -> None:
+    _, backend = await open_server()
+    await register(backend, base_model)
+    given = {"val/tool/accuracy": 0.5, "val/reward": 1.0, "tool/accuracy": 0.25}
+    await backend.log("p", "m", [], split="val", step=0, metrics=given)
+    (record,) = await backend.logged_metrics("p", "m")
+    assert record.metrics == given
 
 
 async def test_a_run_folder_in_use_is_refused(open_server: Open, base_model: str, monkeypatch: Any) -> None:

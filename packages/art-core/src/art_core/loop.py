@@ -36,6 +36,7 @@ def training_rows(
         "groups/too_small": 0,
         "trajectories/excluded": sum(group.num_excluded for group in groups),
         "trajectories/trained": 0,
+        "trajectories/without_tokens": 0,
         "trajectories/forks": 0,
         "trajectories/truncated": 0,
     }
@@ -51,7 +52,7 @@ def training_rows(
             _check_version(trajectory, policy_version)
             samples = to_samples(trajectory, advantage)
             rows += samples
-            counters["trajectories/trained"] += 1
+            counters["trajectories/trained" if samples else "trajectories/without_tokens"] += 1
             counters["trajectories/forks"] += max(0, len(samples) - 1)
             counters["trajectories/truncated"] += any(e.finish_reason == "length" for e in trajectory.exchanges)
     return rows, {name: float(value) for name, value in counters.items()}

@@ -86,8 +86,8 @@ class Trajectory(History):
 
     @property
     def num_trained_tokens(self) -> int:
-        """Sampled tokens over all exchanges: what training on this trajectory would weigh."""
-        return sum(len(exchange.completion_ids) for exchange in self.exchanges)
+        """Sampled tokens over all exchanges, but for those that a grammar forced: what training here would weigh."""
+        return sum(len(exchange.completion_ids) - sum(exchange.forced) for exchange in self.exchanges)
 
     def log(self, message: str) -> None:
         """Add a line to `logs`."""

@@ -237,8 +237,7 @@ class ModelHost:
         model = await self._model(project, name)
         at = model.step if step is None else step
         async with model.writing:
-            own = {name.removeprefix(f"{split}/"): value for name, value in (metrics or {}).items()}
-            await asyncio.to_thread(model.run.log_groups, split, at, groups, own)
+            await asyncio.to_thread(model.run.log_groups, split, at, groups, metrics)
 
     async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
         """See `Backend.logged_metrics`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +29,9 @@ from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
 from art_core.storage import RunStore
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
-from art_core.types import Checkpoint, StepReport
+from art_core.types import Checkpoint, StepReport, TokenSample
+
+_logger = logging.getLogger(__name__)
 
 _LOCK_WAIT_S = 5.0
 """A server whose parent was killed needs a moment to end; a new one waits so long for its folder."""
@@ -66,6 +69,7 @@ class HostedModel:
         self._canary: WeightSyncCanary
         self._trainer: Trainer | None = None
         self._engine: WatchedEngine | None = None
+        self._running: asyncio.Task[StepReport] | None = None
 
     @property
     def name(self) -> str:
@@ -137,30 +141,15 @@ class HostedModel:
                 training_rows, scored, policy_version=self.step, scale_by_std=config.scale_rewards
             )
             on_progress(f"training step {self.step + 1} on {len(rows)} rows")
-            started = time.monotonic()
-            step = train_step(
-                rows,
-                config.objective,
-                trainer=trainer,
-                engine=self.engine,
-                store=self.store,
-                canary=self._canary,
-                cursor={"counters": counters},
-            )
+            self._running = asyncio.create_task(self._step(rows, config, trainer, {**counters, **_summary(scored)}))
             try:
-                report = await self._whole(asyncio.create_task(step), trainer)
+                return await self._whole(self._running, trainer)
             except BaseException as error:
                 if not self.engine.ended and self.engine.policy_version != self.step:
                     self.fault = f"its last step could not be checked ({type(error).__name__}: {error})"
                 raise
             finally:
                 self._ready.set()
-            if report.step > self.step:
-                self._checkpoints[report.step] = Checkpoint(report.step, self._checkpoint_path(report.step))
-            metrics = {**counters, **_summary(scored), **report.metrics, "time/step_s": time.monotonic() - started}
-            report = StepReport(report.step, metrics)
-            self.run.log_step(report)
-            return report
 
     async def realign(self) -> None:
         """Put trainer and engine at the newest checkpoint, with a new engine where the old one ended."""
@@ -202,8 +191,10 @@ class HostedModel:
             )
 
     async def close(self) -> None:
-        """Free everything, and the folder's lock last. May be called twice."""
+        """Free everything, and the folder's lock last, after a step that is being made. May be called twice."""
         try:
+            if self._running is not None:
+                await asyncio.wait({self._running})
             if self._engine is not None:
                 await self._engine.aclose()
             if self._trainer is not None:
@@ -218,6 +209,26 @@ class HostedModel:
         self._canary = await asyncio.to_thread(self._parts.canary, self._renderer)
         await self._align()
 
+    async def _step(
+        self, rows: Sequence[TokenSample], config: TrainConfig, trainer: Trainer, counters: dict[str, float]
+    ) -> StepReport:
+        started = time.monotonic()
+        report = await train_step(
+            rows,
+            config.objective,
+            trainer=trainer,
+            engine=self.engine,
+            store=self.store,
+            canary=self._canary,
+            cursor={"counters": counters},
+        )
+        if report.step > self.step:
+            self._checkpoints[report.step] = Checkpoint(report.step, self._checkpoint_path(report.step))
+        metrics = {**counters, **report.metrics, "time/step_s": time.monotonic() - started}
+        report = StepReport(report.step, metrics)
+        self.run.log_step(report)
+        return report
+
     async def _whole(self, task: asyncio.Task[StepReport], trainer: Trainer) -> StepReport:
         """What `task` gives. Cancelled before the optimiser's step, it ends; after it, the step is made whole first."""
         try:
@@ -225,11 +236,11 @@ class HostedModel:
         except asyncio.CancelledError:
             if trainer.step_count == self.step:
                 task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled() and task.exception() is None and task.result().step > self.step:
-                self._checkpoints[trainer.step_count] = Checkpoint(
-                    trainer.step_count, self._checkpoint_path(trainer.step_count)
-                )
+            while not task.done():
+                with contextlib.suppress(asyncio.CancelledError):  # cancelled again: the step needs its time all the same
+                    await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # the cancellation is what the caller is told
             raise
 
     def _aligned(self) -> bool:
@@ -241,6 +252,7 @@ class HostedModel:
     async def _align(self) -> None:
         found = await asyncio.to_thread(self.store.checkpoints)
         self._checkpoints = {checkpoint.step: checkpoint for checkpoint in found}
+        await asyncio.to_thread(self._log_unlogged, found)
         newest = self._checkpoints.get(self.step)
         if self._trainer is not None and newest is None and self._trainer.step_count:
             await self._trainer.aclose()
@@ -266,6 +278,19 @@ class HostedModel:
             self.fault = None
         finally:
             self._ready.set()
+
+    def _log_unlogged(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Log what steps reported whose checkpoint is there, and which ended before they could be logged."""
+        try:
+            logged = {report.step for report in self.run.steps()}
+        except DataError as error:
+            _logger.warning("%s: %s; steps that were not logged are not looked for", self.name, error)
+            return
+        for checkpoint in checkpoints:
+            if checkpoint.step not in logged:
+                cursor = self.store.load(checkpoint)
+                metrics = {**cursor.get("counters", {}), **cursor.get("metrics", {})}
+                self.run.log_step(StepReport(checkpoint.step, metrics))
 
     def _remedy(self) -> str:
         return f"register {self.name!r} again to go on from step {self.step}"

@@ -77,16 +77,23 @@ class ModelRecord(BaseModel):
         """The record in `folder`; None where there is none.
 
         Raises:
-            StorageError: the file is there and is not one.
+            StorageError: the file is there and is not one, or it is that of another folder.
         """
         path = folder / _FILE
         if not path.exists():
             return None
         try:
-            return cls.model_validate_json(path.read_bytes())
+            record = cls.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             problem = " ".join(str(error).split())[:300]
             raise StorageError(f"{path} cannot be read: {problem}; restore it, or move the folder away") from error
+        here = f"{folder.parent.name}/{folder.name}"
+        if record.inference_name != here:
+            raise StorageError(
+                f"{path} is the record of {record.inference_name!r}, and this folder is that of {here!r}: the folder was "
+                "copied or renamed. Write the folder's project and name into the file, or move the folder back"
+            )
+        return record
 
 
 def known_models(path: Path) -> dict[str, Path]:

@@ -148,7 +148,8 @@ class Run:
         for line in self.log_lines():
             key = line.split, line.step
             tallies[key] = tallies.get(key, Tally()) + line.tally
-            given.setdefault(key, {}).update(line.metrics)
+            own = {name.removeprefix(f"{line.split}/"): value for name, value in line.metrics.items()}
+            given.setdefault(key, {}).update(own)
             counted.setdefault(key, []).append(line.place)
         for split, step, path in self._files():
             for start, end in _gaps(counted.get((split, step), []), path.stat().st_size):
