@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from art_core.errors import DataError, StorageError
 from art_core.protocols import Store
 from art_core.storage import RunStore
 from art_core.testing import MemoryStore, RecordingTrainer
-from art_core.types import Objective, TokenSample
+from art_core.types import Checkpoint, Objective, TokenSample
 
 ROW = TokenSample((1, 2), (False, True), (0.0, -0.5), 1.0, 0, "t")
 
@@ -58,7 +59,17 @@ async def test_the_latest_checkpoint_is_the_highest_step_with_its_cursor(store: 
     assert any(latest.path.iterdir())
 
 
-def test_what_json_cannot_hold_is_refused(store: Store) -> None:
-    with pytest.raises(ValueError, match="JSON"):
+async def test_what_json_cannot_hold_is_refused(store: Store) -> None:
+    with pytest.raises(DataError, match="JSON"):
         store.append("a", {"n": float("nan")})
     assert store.records("a") == []
+    trainer = RecordingTrainer()
+    await trainer.step([ROW], Objective())
+    with pytest.raises(DataError, match="JSON"):
+        store.commit(trainer, {"n": object()})
+    assert store.latest() is None
+
+
+def test_a_checkpoint_that_is_not_there_has_no_cursor(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="step-0007"):
+        store.load(Checkpoint(7, tmp_path / "step-0007"))

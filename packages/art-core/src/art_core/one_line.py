@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import sys
 from collections.abc import Iterator
 
@@ -23,14 +24,23 @@ def one_line_errors(command: str, *, interrupted: str = "interrupted") -> Iterat
         if end.code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
             _fail(command, interrupted, INTERRUPTED)
         raise
-    except BrokenPipeError:  # whoever read our output has seen enough
-        sys.stderr.close()
-        sys.exit(1)
     except BaseException as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            sys.stderr.close()
+            sys.exit(1)
         known = _known_error(error)
         if known is None:
             raise
         _fail(command, str(known), 1)
+
+
+def _reader_has_gone() -> bool:
+    """Whoever read our output has seen enough; any other pipe that broke is an error to be told."""
+    with contextlib.suppress(OSError, ValueError):  # closed, or no file of the system's
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    return False
 
 
 def _known_error(error: BaseException) -> ArtError | None:
@@ -48,5 +58,6 @@ def _known_error(error: BaseException) -> ArtError | None:
 
 
 def _fail(command: str, message: str, code: int) -> None:
-    print(f"{command}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - the one line a user sees
+    with contextlib.suppress(BrokenPipeError):
+        print(f"{command}: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201 - the one line a user sees
     sys.exit(code)

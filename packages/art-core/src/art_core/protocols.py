@@ -221,7 +221,12 @@ class Store(Protocol):
     """Keeps what a run has earned. A checkpoint is visible only when whole."""
 
     def append(self, kind: str, record: dict[str, Any]) -> None:
-        """Add one JSON record to the log named `kind`. A record is either whole after a crash, or absent."""
+        """Add one JSON record to the log named `kind`. A record is either whole after a crash, or absent.
+
+        Raises:
+            DataError: it holds what JSON cannot. Nothing was written.
+            StorageError: the disk is full or the folder not writable.
+        """
         ...
 
     def records(self, kind: str) -> list[dict[str, Any]]:
@@ -229,7 +234,12 @@ class Store(Protocol):
         ...
 
     def commit(self, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:
-        """Save the trainer's state with `cursor` as one checkpoint, atomically."""
+        """Save the trainer's state with `cursor` as one checkpoint, atomically.
+
+        Raises:
+            DataError: the cursor holds what JSON cannot. Nothing was written.
+            StorageError: the disk is full or the folder not writable. There is no checkpoint of this step.
+        """
         ...
 
     def latest(self) -> Checkpoint | None:
@@ -237,5 +247,9 @@ class Store(Protocol):
         ...
 
     def load(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """The cursor that `checkpoint` was committed with."""
+        """The cursor that `checkpoint` was committed with.
+
+        Raises:
+            StorageError: the checkpoint is not there, or not whole.
+        """
         ...

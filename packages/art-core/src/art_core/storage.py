@@ -88,7 +88,16 @@ class RunStore:
         return path.stat().st_size if path.exists() else 0
 
     def commit(self, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:
-        """Save the trainer with `cursor` as the checkpoint of its current step."""
+        """Save the trainer with `cursor` as the checkpoint of its current step.
+
+        Raises:
+            DataError: the cursor holds something JSON cannot; nothing was written.
+            StorageError: the disk is full or the folder not writable; there is no checkpoint of this step.
+        """
+        try:
+            json.dumps(cursor, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the cursor of a checkpoint cannot be written as JSON: {error}") from error
         step = trainer.step_count
         target = self._path(step)
         staging = target.parent / f".tmp-{target.name}"

@@ -237,7 +237,9 @@ class HostedModel:
             if trainer.step_count == self.step:
                 task.cancel()
             while not task.done():
-                with contextlib.suppress(asyncio.CancelledError):  # cancelled again: the step needs its time all the same
+                with contextlib.suppress(
+                    asyncio.CancelledError
+                ):  # cancelled again: the step needs its time all the same
                     await asyncio.wait({task})
             if not task.cancelled():
                 task.exception()  # the cancellation is what the caller is told

@@ -90,7 +90,7 @@ class ModelRecord(BaseModel):
         here = f"{folder.parent.name}/{folder.name}"
         if record.inference_name != here:
             raise StorageError(
-                f"{path} is the record of {record.inference_name!r}, and this folder is that of {here!r}: the folder was "
+                f"{path} is the record of {record.inference_name!r}, and this folder is that of {here!r}: it was "
                 "copied or renamed. Write the folder's project and name into the file, or move the folder back"
             )
         return record
