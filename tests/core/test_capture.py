@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import logging
 import pickle
 import threading
+import warnings
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
+import httpx2
 import pytest
 from openai import AsyncOpenAI, NotFoundError, OpenAI
 
 import art_core as art
 from art_core.errors import ConfigError, UnknownTrajectoryError
 from art_core.testing import InProcessBackend
+from art_core.transport import LoopsTransport
 from art_core.types import RolloutError
 
 KEY = "sk-very-secret"
@@ -229,6 +233,23 @@ async def test_an_agent_with_an_event_loop_of_its_own_in_a_thread(model: art.Tra
     assert texts(trajectory) == ["HERE", "A", "B"]
     assert model._registered is not None
     assert list(model._registered.transport._pools) == [asyncio.get_running_loop()]
+
+
+async def test_a_client_that_is_dropped_unclosed_leaves_no_fault(
+    model: art.TrainableModel, backend: InProcessBackend
+) -> None:
+    faults: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: faults.append(context))
+    client = httpx2.AsyncClient(transport=LoopsTransport(backend.base_url))
+    await client.get(f"{backend.base_url}/healthz")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # its connections were left open
+        del client
+        gc.collect()
+        await asyncio.sleep(0.05)
+        gc.collect()
+    assert faults == []
 
 
 async def test_a_rollout_that_times_out_leaves_no_open_record_and_can_be_retried(

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from art_core.errors import ModelNotFoundError
 from art_core.runs import run
 from art_core.testing import write_tiny_model
+from art_core.weights.source import resolve_model
 from tests.e2e.support import REPO, environment
 
 EXAMPLES = REPO / "examples"
@@ -58,14 +60,14 @@ def command(name: str, *arguments: str | Path) -> list[str | Path]:
     return [sys.executable, EXAMPLES / f"{name}.py", *arguments]
 
 
-def finished(name: str, *arguments: str | Path) -> str:
+def finished(name: str, *arguments: str | Path, timeout_s: float = 280.0) -> str:
     """What the example prints."""
     done = subprocess.run(
         command(name, *arguments),
         env={**environment(), "ART_API_KEY": "secret"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -132,6 +134,34 @@ def test_each_is_short_and_listed() -> None:
     programs = {path.name: path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".mjs")}
     assert listed == set(programs)
     assert [name for name, path in programs.items() if len(path.read_text().splitlines()) >= 100] == []
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> str:
+    """The name of the real model that the examples train by default, once its weights are on this machine."""
+    try:
+        return resolve_model("smollm2-135m").name
+    except ModelNotFoundError as error:
+        pytest.skip(f"the weights of smollm2-135m cannot be had: {error}")
+
+
+@pytest.mark.slow
+def test_it_trains_the_real_model(smollm2: str, tmp_path: Path) -> None:
+    output = finished("explicit_style", "--model", smollm2, "--steps", "2", "--path", tmp_path, timeout_s=900)
+    assert len(STEP.findall(output)) == 2, output
+    done = run(tmp_path, "examples/word-counter")
+    trajectories = list(done.trajectories("train"))
+    assert len(trajectories) == 32
+    answers = " ".join(trajectory.messages()[-1]["content"] for trajectory in trajectories)
+    assert {"the", "a", "of"} <= set(re.findall(r"[a-z]+", answers.lower())), "weights that were learnt write English"
+    # A step is left out where the rewards of both its groups are all equal.
+    reports = {report.step: report.metrics for report in done.steps()}
+    assert set(reports) in ({1}, {1, 2})
+    for step, metrics in reports.items():
+        assert metrics["trajectories/trained"] in (8, 16)
+        assert metrics["train/logprob_diff_max"] < 1e-2, "the trainer reads the answers as the engine sampled them"
+        assert metrics["canary/movement"] > 0
+        assert (done.folder / f"checkpoints/step-{step:04d}").is_dir()
 
 
 @pytest.mark.slow

@@ -72,6 +72,17 @@ def test_a_run_shows_its_steps_with_counts(path: Path) -> None:
     assert data["steps"] == [{"step": 7, "metrics": {"loss/policy": -0.5}}]
 
 
+def test_a_table_breaks_no_word_in_a_terminal_of_80_columns_and_no_line_in_a_pipe(path: Path) -> None:
+    narrow = art("runs", "show", "shop/clerk", "--path", str(path), COLUMNS="80").stdout
+    assert max(map(len, narrow.splitlines()[2:])) <= 80
+    for word in ("trajectories", "excluded", "signal", "prompt", "sampled"):
+        assert word in narrow
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [str(Path(sys.executable).parent / "art"), "runs", "show", "shop/clerk", "--path", str(path)]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert re.search(r"step +split +groups +trajectories .* no signal +forks +prompt tokens +sampled", piped)
+
+
 def test_a_step_shows_its_trajectories(path: Path) -> None:
     done = art("runs", "--path", str(path), "show", "shop/clerk", "--step", "7", "--split", "train")
     assert (done.returncode, done.stderr) == (0, "")

@@ -33,6 +33,13 @@ def test_help_shows_the_commands_and_loads_nothing_heavy() -> None:
     assert "serve" in ended.stdout
 
 
+def test_version_and_whole_help_lines() -> None:
+    assert art("--version").stdout == "art-core 0.1.0\n"
+    text = art("--help").stdout
+    assert "..." not in text.replace("[ARGS]...", "")
+    assert "Example: art serve" in text
+
+
 def test_help_of_serve_has_its_options_and_an_example() -> None:
     text = art("serve", "--help").stdout
     for option in ("--model", "--engine", "--trainer", "--host", "--port", "--path", "--api-key", "--json"):

@@ -368,6 +368,33 @@ async def test_every_refusal_is_an_openai_error(
     assert (set(error), error["code"]) == ({"message", "type", "param", "code"}, code)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message"),
+    [
+        ("POST", "/chat/completions", b"{}", "Not Found: POST /chat/completions; use a base URL that ends in /v1"),
+        ("GET", "/v1/chat/completions", b"", "Method Not Allowed: GET /v1/chat/completions; use POST"),
+        (
+            *("POST", "/v1/responses", b"{}"),
+            "Not Found: POST /v1/responses; this server answers /v1/chat/completions, /v1/completions, /v1/models",
+        ),
+        (
+            *("POST", "/v1/chat/completions", b'{"model":"m","messages":[{}],"max_token":1}'),
+            "'max_token' is not supported by this server; leave it out, or did you mean 'max_tokens'?",
+        ),
+        (
+            *("POST", "/v1/chat/completions", b'{"model":"m","messages":[{}],"best_effort":1}'),
+            "'best_effort' is not supported by this server; leave it out",
+        ),
+    ],
+)  # fmt: skip
+async def test_a_wrong_address_or_field_says_what_was_meant(
+    setup: Setup, method: str, path: str, body: bytes, message: str
+) -> None:
+    async with raw(setup) as client:
+        answer = await client.request(method, path, content=body)
+    assert answer.json()["error"]["message"] == message
+
+
 async def test_b051_no_answer_holds_nan_or_infinity(setup: Setup) -> None:
     def forbid(name: str) -> None:
         raise AssertionError(name)

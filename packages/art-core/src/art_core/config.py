@@ -26,6 +26,12 @@ class TrainConfig:
     scale_rewards: bool = True
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            wanted = {"loss": str, "scale_rewards": bool}.get(field.name, (int, float))
+            if not isinstance(value, wanted) or (isinstance(value, bool) and field.name != "scale_rewards"):
+                kind = {"loss": "'ppo' or 'cispo'", "scale_rewards": "True or False"}.get(field.name, "a number")
+                raise ConfigError(f"{field.name} is {value!r}, a {type(value).__name__}; wanted {kind}")
         if self.loss == "sft":
             raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; wanted 'ppo' or 'cispo'")
         _ = self.objective

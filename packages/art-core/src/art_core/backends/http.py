@@ -265,7 +265,7 @@ def _error(fields: Mapping[str, Any], *, status: int) -> ArtError:
     if isinstance(kind, type) and issubclass(kind, ArtError):
         return kind(message)
     if code == "invalid_api_key":
-        return ConfigError(f"the server refuses: {message}")
+        return ConfigError(f"the server refuses: {message}; RemoteBackend(url, api_key=...) sends it")
     if status == 413:
         return DataError(message)
     return BackendError(f"{message} (status {status}, code {code!r})")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -12,15 +14,29 @@ from art_core.one_line import one_line_errors
 
 app = typer.Typer(
     name="art",
-    help="Train LLM agents with reinforcement learning.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command(epilog=serve.EPILOG)(serve.serve)
+app.command(epilog=serve.EPILOG, short_help="Serve models to any OpenAI client, and train them.")(serve.serve)
 app.add_typer(runs.app)
-app.command(epilog=export.EPILOG)(export.export)
+app.command(epilog=export.EPILOG, short_help="Write the trajectories of a run to one file.")(export.export)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"art-core {version('art-core')}")
+        raise typer.Exit
+
+
+@app.callback(epilog="Example: art serve --model shop/clerk=smollm2-135m")
+def _art(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train LLM agents with reinforcement learning."""
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,8 @@ _COLUMNS = (
     *("step", "split", "groups", "trajectories", "reward", "excluded", "no signal", "forks"),
     *("prompt tokens", "sampled"),
 )
+_WIDEST = 500
+"""Characters of a line of a table."""
 
 app = typer.Typer(name="runs", help="List models and what was logged for them.", invoke_without_command=True)
 
@@ -59,7 +62,7 @@ def list_runs(context: typer.Context, path: PathOption = DEFAULT_PATH, as_json: 
         typer.echo(f"no runs in {path}")
 
 
-@app.command(epilog="Example: art runs show shop/clerk --step 7")
+@app.command(epilog="Example: art runs show shop/clerk --step 7", short_help="Show a run, a step or a trajectory.")
 def show(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="project/name, or the name where it is unique.")],
@@ -192,7 +195,16 @@ def _print_table(columns: Iterable[str], rows: Iterable[list[str]]) -> None:
         table.add_column(column, overflow="fold", no_wrap=number == 0)
     for row in rows:
         table.add_row(*(shown(cell) for cell in row))
-    _console().print(table)
+    console = _console()
+    needed = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
+    if needed > console.width:
+        if console.is_terminal or "COLUMNS" in os.environ:
+            table.padding = 0
+            for heading in table.columns:  # two words take two lines
+                heading.header = str(heading.header).replace(" ", "\n")
+        else:
+            console.width = needed  # what is piped has no width
+    console.print(table)
 
 
 def _console() -> Console:

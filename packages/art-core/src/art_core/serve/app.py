@@ -26,6 +26,8 @@ _BYTES_PER_TOKEN = 64
 """No prompt has more, on average; that of text is about 4, and of text in JSON's escapes about 12."""
 _FREE_BYTES = 1 << 20
 """For what a request holds besides its prompt, such as a schema."""
+_ANSWERED = ("/chat/completions", "/completions", "/models")
+"""Below `/v1`."""
 
 
 def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Event | None = None) -> FastAPI:
@@ -95,9 +97,17 @@ def _check_size(num_bytes: int, max_context_tokens: int) -> None:
 
 async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        message = f"{error.detail}: {request.method} {request.url.path}"
-        return error_response(ApiError(error.status_code, message, code="unknown_url"))
+        return error_response(ApiError(error.status_code, _unknown_url(error, request), code="unknown_url"))
     return error_response(told(error))
+
+
+def _unknown_url(error: HTTPException, request: Request) -> str:
+    path = request.url.path
+    if path.endswith(_ANSWERED):
+        meant = f"use {'POST' if error.status_code == 405 else 'a base URL that ends in /v1'}"
+    else:
+        meant = f"this server answers {', '.join(f'/v1{end}' for end in _ANSWERED)}"
+    return f"{error.detail}: {request.method} {path}; {meant}"
 
 
 async def _nobody_listens(_: Request, __: Exception) -> Response:

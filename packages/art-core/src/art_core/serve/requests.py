@@ -9,8 +9,9 @@ of a tool and of a `response_format` (a schema is enforced either way), and unkn
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
@@ -87,7 +88,7 @@ class Request(BaseModel):
         try:
             request = cls.model_validate(value)
         except ValidationError as error:
-            raise _refusal(error, value) from error
+            raise _refusal(error, value, known=cls.model_fields) from error
         if request.stream_options is not None and not request.stream:
             raise invalid("stream_options is given, but stream is not true", "stream_options")
         request.check()
@@ -226,13 +227,15 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _refusal(error: ValidationError, value: dict[str, Any]) -> ApiError:
+def _refusal(error: ValidationError, value: dict[str, Any], *, known: Iterable[str]) -> ApiError:
     problem = error.errors(include_url=False, include_context=False)[0]
     param = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "missing":
         return invalid(f"{param!r} is missing", param, code="missing_required_parameter")
     if problem["type"] == "extra_forbidden":
-        return unsupported(f"{param!r} is not supported by this server; leave it out", param)
+        meant = difflib.get_close_matches(param, list(known), n=1, cutoff=0.8)
+        instead = f"leave it out, or did you mean {meant[0]!r}?" if meant else "leave it out"
+        return unsupported(f"{param!r} is not supported by this server; {instead}", param)
     if (name := str(problem["loc"][0])) in _ONLY:
         return unsupported(f"{name!r} is {shown(value[name])}; this server supports only {_ONLY[name]}", param)
     return invalid(f"{param!r}: {problem['msg']}; got {shown(problem['input'])}", param)

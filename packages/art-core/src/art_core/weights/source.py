@@ -120,9 +120,9 @@ def hub_source(hub_id: str) -> ModelSource:
         folder = Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_LEAVE_OUT))
     except (OSError, ValueError, HTTPError) as error:
         raise ModelNotFoundError(
-            f"the hub's model {hub_id!r} cannot be had: {' '.join(str(error).split())[:400]}; check the name and the "
-            f"connection (HF_ENDPOINT chooses a mirror, HF_TOKEN opens gated models), or use {BUILTIN_MODEL!r} "
-            "or a folder"
+            f"the hub's model {hub_id!r} cannot be had: {' '.join(str(error).split())[:400].rstrip('.')}; check the "
+            f"name and the connection (HF_ENDPOINT chooses a mirror, HF_TOKEN opens gated models), or use "
+            f"{BUILTIN_MODEL!r} or a folder"
         ) from error
     return folder_source(folder, name=hub_id, origin=f"hub {hub_id} at revision {folder.name}")
 
