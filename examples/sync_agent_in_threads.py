@@ -54,7 +54,9 @@ async def main(options: argparse.Namespace) -> None:
     backend = art.RemoteBackend(options.url, key) if options.url else art.LocalBackend(options.path)
     async with backend:
         await model.register(backend)
-        batches = art.iterate_dataset(TASKS, groups_per_step=2, num_epochs=100, initial_step=await model.get_step())
+        batches = art.iterate_dataset(
+            TASKS, groups_per_step=2, num_epochs=100, initial_step=await model.get_num_batches()
+        )
         for batch, _ in zip(batches, range(options.steps), strict=False):
             groups = await art.gather_trajectory_groups(
                 (

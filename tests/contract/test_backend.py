@@ -1,4 +1,4 @@
-"""What every `Backend` promises: on one that speaks to a server in this process, and on one that starts its own."""
+"""What every `Backend` promises: one that speaks to a server elsewhere, one that starts its own, and the fake."""
 
 from __future__ import annotations
 
@@ -19,23 +19,34 @@ from art_core.hosting.host import ModelHost
 from art_core.hosting.options import HostOptions
 from art_core.hosting.server import HostServer
 from art_core.protocols import Backend
-from art_core.testing import write_tiny_model
+from art_core.testing import InProcessBackend, write_tiny_model
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from tests.core.hosting.fakes import ask, client_of, group, rollout
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "lora": {"rank": 4}}
 CONFIG = TrainConfig(learning_rate=1e-2)
 
 
 @pytest.fixture(scope="module")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("tiny")))
+def base_model(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return "scripted" if has_no_weights(backend) else str(write_tiny_model(tmp_path_factory.mktemp("tiny")))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["remote", "local"])
+def has_no_weights(backend: Backend) -> bool:
+    return isinstance(backend, InProcessBackend)
+
+
+BACKENDS = ["in process", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("remote", "local"))]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=BACKENDS)
 async def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Backend]:
     folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "in process":
+        async with InProcessBackend(lambda _: "a long answer", api_key="secret", path=folder) as fake:
+            yield fake
+        return
     if request.param == "local":
         async with LocalBackend(folder, **OPTIONS) as local:
             yield local
@@ -96,8 +107,13 @@ async def test_registering_with_other_options_is_refused_with_the_difference(bac
         await backend.register(RegisterRequest(project="p", name="same", base_model=base_model, config={"seed": 7}))
     with pytest.raises(ConfigError, match=r"base_model was .*, now 'smollm2-135m'"):
         await backend.register(RegisterRequest(project="p", name="same", base_model="smollm2-135m"))
+    with pytest.raises(ConfigError, match=r"name '\.\./x' cannot be used"):
+        await backend.register(RegisterRequest(project="p", name="../x", base_model=base_model))
+    with pytest.raises(ConfigError, match=r"no option 'sed'.*seed"):
+        await backend.register(RegisterRequest(project="p", name="other", base_model=base_model, config={"sed": 1}))
+    if has_no_weights(backend):
+        return
     for config, message in (
-        ({"sed": 1}, "no option 'sed'.*seed"),
         ({"engine_args": {"batch": 1}}, "no option 'batch'.*max_concurrency"),
         ({"lora": {"modules_to_save": ["lm_head"]}}, "no option 'modules_to_save'"),  # B055
         ({"lora": {"target_modules": ["nothing"]}}, "nothing"),  # B055
@@ -106,8 +122,6 @@ async def test_registering_with_other_options_is_refused_with_the_difference(bac
             await backend.register(RegisterRequest(project="p", name="other", base_model=base_model, config=config))
     with pytest.raises(ModelNotFoundError, match="no-such-model"):
         await backend.register(RegisterRequest(project="p", name="other", base_model="no-such-model"))
-    with pytest.raises(ConfigError, match=r"name '\.\./x' cannot be used"):
-        await backend.register(RegisterRequest(project="p", name="../x", base_model=base_model))
 
 
 async def test_groups_that_cannot_be_trained_on_are_refused_with_the_culprits(
@@ -198,3 +212,21 @@ async def test_an_unknown_model_is_refused(backend: Backend) -> None:
     ):
         with pytest.raises(ModelNotFoundError, match="'p/unknown' is not registered"):
             await call
+
+
+def _files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+async def test_a_backend_that_was_closed_refuses_whatever_comes_late(tmp_path: Path) -> None:
+    for closed in (LocalBackend(tmp_path), RemoteBackend("http://127.0.0.1:9"), InProcessBackend(path=tmp_path)):
+        await closed.close()
+        await closed.close()
+        for late in (
+            closed.register(RegisterRequest(project="p", name="late", base_model="smollm2-135m")),
+            closed.close_trajectory("late"),
+            closed.__aenter__(),
+        ):
+            with pytest.raises(ConfigError, match=f"this {type(closed).__name__} was closed; make a new one"):
+                await late
+    assert _files(tmp_path) == []

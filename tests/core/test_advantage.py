@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.advantage import group_advantages, has_signal
+from art_core.errors import DataError
 from art_core.samples import to_samples
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Exchange, RolloutError, Sampling
@@ -134,3 +135,10 @@ def test_a_failed_rollout_is_left_out_whatever_its_score() -> None:
     scored = TrajectoryGroup((failed, *others), scenario_id="s").with_scores([0.0, 1.0, 0.5])
     assert scored.num_excluded == 1
     assert scored.rewards == [1.0, 0.5]
+
+
+def test_rewards_beyond_what_a_float_can_compare_are_refused_and_give_no_silent_zero() -> None:
+    for rewards in ([1e200, -1e200], [1e308, 1e308, -1e308]):
+        for scale in (True, False):
+            with pytest.raises(DataError, match="too far apart"):
+                group_advantages(rewards, scale_by_std=scale)

@@ -18,7 +18,9 @@ import pytest
 from openai import AsyncOpenAI, NotFoundError, OpenAI
 
 import art_core as art
-from art_core.errors import ConfigError, UnknownTrajectoryError
+from art_core.capturing import CapturedTrajectory
+from art_core.errors import ConfigError
+from art_core.runs import Run
 from art_core.testing import InProcessBackend
 from art_core.transport import LoopsTransport
 from art_core.types import RolloutError
@@ -148,8 +150,15 @@ async def test_an_exception_goes_on_with_the_record_kept(model: art.TrainableMod
     assert trajectory.error == RolloutError(kind="RuntimeError", message="agent broke")
 
 
-async def test_a_cancellation_closes_the_record(model: art.TrainableModel, backend: InProcessBackend) -> None:
-    kept: list[art.Trajectory] = []
+async def refuses_calls(trajectory: CapturedTrajectory) -> bool:
+    async with AsyncOpenAI(base_url=trajectory.base_url, api_key=trajectory.api_key, max_retries=0) as client:
+        with pytest.raises(NotFoundError, match="is not open"):
+            await ask(client, "late")
+    return True
+
+
+async def test_a_cancellation_closes_the_record(model: art.TrainableModel) -> None:
+    kept: list[CapturedTrajectory] = []
     asked = asyncio.Event()
 
     async def rollout() -> None:
@@ -166,8 +175,7 @@ async def test_a_cancellation_closes_the_record(model: art.TrainableModel, backe
         await task
     assert texts(kept[0]) == ["A"]
     assert kept[0].error is not None
-    with pytest.raises(UnknownTrajectoryError):
-        await backend.close_trajectory(kept[0].id)
+    assert await refuses_calls(kept[0])
 
 
 async def test_any_client_is_recorded_by_the_address(model: art.TrainableModel) -> None:
@@ -182,9 +190,41 @@ async def test_any_client_is_recorded_by_the_address(model: art.TrainableModel) 
 async def test_a_call_after_the_capture_to_its_address_is_refused(model: art.TrainableModel) -> None:
     async with art.capture(model) as trajectory:
         pass
-    async with AsyncOpenAI(base_url=trajectory.base_url, api_key="x", max_retries=0) as client:
-        with pytest.raises(NotFoundError, match="is not open"):
-            await ask(client, "late")
+    assert await refuses_calls(trajectory)
+
+
+async def test_another_id_set_inside_is_that_of_the_trajectory_and_not_of_its_record(model: art.TrainableModel) -> None:
+    async with art.capture(model) as trajectory:
+        await ask(model.openai_client(), "a")
+        trajectory.id = "mine"
+    assert (trajectory.id, texts(trajectory)) == ("mine", ["A"])
+    assert await refuses_calls(trajectory)
+
+
+async def test_errors_that_no_file_can_hold_or_that_cannot_be_printed_are_kept_readable(
+    model: art.TrainableModel, backend: InProcessBackend
+) -> None:
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("broken as well")
+
+    kept: list[art.Trajectory] = []
+
+    async def rollout(error: Exception) -> None:
+        async with art.capture(model) as trajectory:
+            kept.append(trajectory)
+            trajectory.log("half \ud83d of it")
+            raise error
+
+    for error in (ValueError("half \ud83d of it"), SilentError()):
+        with pytest.raises(type(error)):
+            await rollout(error)
+    wanted = ["half \ufffd of it", "(its message cannot be read: RuntimeError)"]
+    assert [t.error.message for t in kept if t.error] == wanted
+    await model.log(kept, split="train")
+    stored = list(Run(backend.folder("shop", "clerk")).trajectories())
+    assert [t.error.message for t in stored if t.error] == wanted
+    assert [t.logs for t in stored] == [["half \ufffd of it"]] * 2
 
 
 async def test_a_sync_agent_in_a_thread(model: art.TrainableModel) -> None:
@@ -252,10 +292,8 @@ async def test_a_client_that_is_dropped_unclosed_leaves_no_fault(
     assert faults == []
 
 
-async def test_a_rollout_that_times_out_leaves_no_open_record_and_can_be_retried(
-    model: art.TrainableModel, backend: InProcessBackend
-) -> None:
-    attempts: list[art.Trajectory] = []
+async def test_a_rollout_that_times_out_leaves_no_open_record_and_can_be_retried(model: art.TrainableModel) -> None:
+    attempts: list[CapturedTrajectory] = []
 
     async def rollout() -> art.Trajectory:
         async with art.capture(model) as trajectory:
@@ -270,8 +308,7 @@ async def test_a_rollout_that_times_out_leaves_no_open_record_and_can_be_retried
     assert [texts(trajectory) for trajectory in attempts] == [["A"], ["A"]]
     assert attempts[0].id != attempts[1].id
     for trajectory in attempts:
-        with pytest.raises(UnknownTrajectoryError):
-            await backend.close_trajectory(trajectory.id)
+        assert await refuses_calls(trajectory)
 
 
 async def test_a_second_cancellation_while_the_record_is_closed_changes_nothing(
@@ -303,20 +340,22 @@ async def test_a_second_cancellation_while_the_record_is_closed_changes_nothing(
     assert texts(kept[0]) == ["A"]
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError("agent broke")])
 async def test_a_record_that_cannot_be_fetched_is_an_error_unless_the_rollout_failed_itself(
-    model: art.TrainableModel, backend: InProcessBackend, caplog: pytest.LogCaptureFixture
+    error: Exception | None,
+    model: art.TrainableModel,
+    backend: InProcessBackend,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def rollout(error: Exception | None) -> None:
-        async with art.capture(model) as trajectory:
-            await backend.close_trajectory(trajectory.id)
+    async def rollout() -> None:
+        async with art.capture(model):
+            await backend.close()
             if error:
                 raise error
 
-    with pytest.raises(UnknownTrajectoryError, match="is not open"):
-        await rollout(None)
-    with pytest.raises(RuntimeError, match="agent broke"):
-        await rollout(RuntimeError("agent broke"))
-    assert "is lost" in caplog.text
+    with pytest.raises(RuntimeError if error else ConfigError, match="agent broke" if error else "was closed"):
+        await rollout()
+    assert ("is lost" in caplog.text) == (error is not None)
 
 
 def test_a_script_without_an_event_loop() -> None:

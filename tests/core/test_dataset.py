@@ -54,6 +54,9 @@ def test_resuming_gives_exactly_the_rest(
         ({"groups_per_step": 0}, "groups_per_step is 0"),
         ({"num_epochs": -1}, "num_epochs is -1"),
         ({"initial_step": -1}, "initial_step is -1"),
+        ({"groups_per_step": 2.0}, "groups_per_step is 2.0; wanted a whole number"),
+        ({"groups_per_step": True}, "groups_per_step is True"),
+        ({"initial_step": "1"}, "initial_step is '1'"),
         ({"use_tqdm": False}, "iterate_dataset has no argument 'use_tqdm': no progress is shown"),
     ],
 )
@@ -65,3 +68,5 @@ def test_impossible_arguments_are_refused_at_once(arguments: dict[str, Any], mes
 def test_a_generator_is_refused() -> None:
     with pytest.raises(ConfigError, match="dataset is a generator; wanted a list"):
         iterate_dataset(x for x in "ab")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="dataset is a dict; wanted a list"):
+        iterate_dataset({"a": 1})  # type: ignore[arg-type]

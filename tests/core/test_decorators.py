@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -124,3 +126,52 @@ def test_functions_are_limited_over_all_threads() -> None:
         for done in [pool.submit(work) for _ in range(6)]:
             done.result()
     assert peak == 2
+
+
+class FlakyAgent:
+    """An object that is called like a coroutine function."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def __call__(self) -> int:
+        self.calls += 1
+        if self.calls < 3:
+            raise ValueError("not yet")
+        return self.calls
+
+
+async def test_an_object_with_an_asynchronous_call_is_a_coroutine_function() -> None:
+    assert await retry(delay=0)(FlakyAgent())() == 3
+    limited = limit_concurrency(1)(FlakyAgent())
+    with pytest.raises(ValueError, match="not yet"):
+        await limited()
+
+
+async def test_what_the_decorator_would_not_see_is_refused() -> None:
+    agent = FlakyAgent()
+    for decorated in (retry()(lambda: agent()), limit_concurrency(1)(lambda: agent())):
+        with pytest.raises(ConfigError, match="is no coroutine function and returns a coroutine"):
+            _ = decorated()
+    assert agent.calls == 0
+
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    async def later() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (numbers, later):
+        with pytest.raises(ConfigError, match="retry cannot decorate a generator"):
+            retry()(function)
+        with pytest.raises(ConfigError, match="limit_concurrency cannot decorate a generator"):
+            limit_concurrency(1)(function)
+
+
+@pytest.mark.parametrize("wrong", ["3", True, float("nan"), None])
+def test_numbers_of_another_kind_are_refused(wrong: Any) -> None:
+    for arguments in ({"max_attempts": wrong}, {"delay": wrong}, {"backoff_factor": wrong}):
+        with pytest.raises(ConfigError, match="wanted at least 1 attempt"):
+            retry(**arguments)
+    with pytest.raises(ConfigError, match="limit_concurrency"):
+        limit_concurrency(wrong)

@@ -280,3 +280,79 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
     with Progress(None) as silent:
         silent.expect(1)
     assert capsys.readouterr().err == ""
+
+
+async def test_a_function_that_gives_no_coroutine_ends_it_by_name_and_is_no_failed_rollout() -> None:
+    def rollout() -> Any:
+        return Trajectory(reward=1.0)
+
+    for retries in (0, 2):
+        with pytest.raises(DataError, match=r"rollout 1 of group 0 gave Trajectory when it was called.*async def"):
+            await gather_trajectory_groups([TrajectoryGroup([partial(_after, 0.0, 1), rollout])], max_retries=retries)
+    with pytest.raises(DataError, match=r"rollout 0 gave Trajectory.*asyncio.to_thread"):
+        await gather_trajectories([rollout])
+    (made,) = await gather_trajectories([partial(asyncio.to_thread, rollout)])
+    assert made.reward == 1.0
+
+
+async def test_a_coroutine_that_would_run_twice_is_refused() -> None:
+    coroutine = _after(0.0, 1)
+    with pytest.raises(DataError, match=r"_after\(\) is to be run a second time"):
+        await gather_trajectory_groups([TrajectoryGroup([coroutine, coroutine])])
+    pending = TrajectoryGroup([_after(0.0, 1), _after(0.0, 2)])
+    with pytest.raises(DataError, match="is to be run a second time"):
+        await gather_trajectory_groups([pending, pending])
+    again = TrajectoryGroup([_after(0.0, 3)])
+    assert _rewards(await gather_trajectory_groups([again])) == [[3]]
+    with pytest.raises(DataError, match="is to be run a second time"):
+        await gather_trajectories(again.rollouts)
+    _no_warnings_of_forgotten_coroutines()
+
+
+async def test_an_error_that_cannot_be_printed_or_written_is_an_entry_like_any_other() -> None:
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("broken as well")
+
+    errors = [SilentError(), OSError("half \ud83d of it"), TimeoutError()]
+    (group,) = await gather_trajectory_groups([TrajectoryGroup([*(_fail(e) for e in errors), _after(0.0, 1)])])
+    assert [error.message for error in group.errors] == [
+        "(its message cannot be read: RuntimeError)",
+        "half \ufffd of it",
+        "",
+    ]
+    assert TrajectoryGroup(group.trajectories[3:], exceptions=errors).errors == group.errors
+    for trajectory in group:
+        assert Trajectory.model_validate_json(trajectory.model_dump_json()) == trajectory
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_concurrent": True}, "max_concurrent is True; wanted a whole number"),
+        ({"max_concurrent": 2.5}, "max_concurrent is 2.5; wanted a whole number"),
+        ({"max_retries": None}, "max_retries is None"),
+        ({"max_retries": 1.5}, "max_retries is 1.5"),
+        ({"timeout_s": "3"}, "timeout_s is '3'; wanted a number"),
+        ({"max_exceptions": True}, "max_exceptions is True"),
+        ({"on_done": None}, "on_done is a NoneType"),
+        ({"after_each": 1}, "after_each is a int"),
+    ],
+)
+async def test_arguments_of_another_kind_are_refused_before_anything_runs(
+    arguments: dict[str, Any], message: str
+) -> None:
+    began = []
+
+    async def rollout() -> Trajectory:
+        began.append(1)
+        return Trajectory()
+
+    with pytest.raises(ConfigError, match=message):
+        await gather_trajectory_groups([TrajectoryGroup([rollout])], **arguments)
+    assert began == []
+
+
+async def test_after_each_that_is_not_asynchronous_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"after_each gave TrajectoryGroup.*async def"):
+        await gather_trajectory_groups([TrajectoryGroup([_after(0.0, 1)])], after_each=lambda group: group)  # type: ignore[arg-type, return-value]

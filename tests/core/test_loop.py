@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import asyncio
+import math
+import threading
+from typing import Any
+
 import pytest
 
+from art_core.canary import WeightSyncCanary
 from art_core.errors import DataError
-from art_core.loop import training_rows
+from art_core.loop import train_step, training_rows
+from art_core.protocols import Trainer
+from art_core.testing import MemoryStore, RecordingTrainer, ScriptedEngine
 from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
-from art_core.types import Exchange, RolloutError, Sampling
+from art_core.types import Checkpoint, Exchange, Objective, RolloutError, Sampling, StepReport
 
 
 def exchange(prompt: list[int], completion: list[int], *, version: int = 0, cut: bool = False) -> Exchange:
@@ -101,3 +109,64 @@ def test_scores_that_do_not_fit_the_group_are_refused(scores: list[float]) -> No
     members = tuple(Trajectory(id=f"t{index}", scenario_id="s") for index in range(2))
     with pytest.raises(DataError, match="group 's'"):
         TrajectoryGroup(members, scenario_id="s").with_scores(scores)
+
+
+def test_a_trajectory_without_a_trained_token_is_counted_as_such() -> None:
+    """An empty completion, and one that a grammar forced entirely."""
+    forced = exchange([1, 2], [3, 4]).model_copy(update={"forced": (True, True)})
+    members = [Trajectory(exchanges=[one]) for one in (exchange([1, 2], []), forced, exchange([1, 2], [3, 4]))]
+    rows, counters = training_rows([TrajectoryGroup(members).with_scores([0.0, 1.0, 2.0])], policy_version=0)
+    assert [row.token_ids for row in rows] == [(1, 2, 3, 4)]
+    assert (counters["trajectories/trained"], counters["trajectories/without_tokens"]) == (1, 2)
+
+
+class SlowStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing, self.go = threading.Event(), threading.Event()
+
+    def commit(self, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:
+        self.writing.set()
+        assert self.go.wait(20)
+        return super().commit(trainer, cursor)
+
+
+def one_step(store: SlowStore) -> asyncio.Task[StepReport]:
+    rows, _ = training_rows([group(1.0, 0.0)], policy_version=0)
+    return asyncio.create_task(
+        train_step(
+            rows,
+            Objective(),
+            trainer=RecordingTrainer(),
+            engine=ScriptedEngine([[2]], logprob=-math.log(259)),
+            store=store,
+            canary=WeightSyncCanary([1, 2], tolerance=1e-6),
+            cursor={},
+        )
+    )
+
+
+async def test_the_event_loop_goes_on_while_a_checkpoint_is_written() -> None:
+    store = SlowStore()
+    step = one_step(store)
+    while not store.writing.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    assert not step.done()
+    store.go.set()
+    assert (await step).step == 1
+
+
+async def test_cancelled_while_a_checkpoint_is_written_it_ends_when_that_is_whole() -> None:
+    store = SlowStore()
+    step = one_step(store)
+    while not store.writing.is_set():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    step.cancel()
+    await asyncio.sleep(0.01)
+    assert not step.done()
+    store.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    latest = store.latest()
+    assert latest is not None
+    assert latest.step == 1

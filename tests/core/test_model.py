@@ -7,6 +7,7 @@ import itertools
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from openai import OpenAI
 import art_core as art
 from art_core.errors import ConfigError, DataError
 from art_core.protocols import Backend
+from art_core.runs import Run
 from art_core.testing import InProcessBackend
 from art_core.types import RolloutError
 
@@ -217,7 +219,7 @@ async def test_ids_that_the_server_does_not_know_are_refused(
     trajectory = await explicit(model, 1.0)
     trajectory.messages_and_choices[-1].exchange_id = "nowhere"
     message = await refused(model, backend, art.TrajectoryGroup([await explicit(model, 0.0), trajectory]))
-    assert "no call 'nowhere' of model shop/clerk is recorded" in message
+    assert "1 of 2 exchange ids are of no recorded call (nowhere)" in message
     assert "trajectory 1 of group 0" in message
     assert "messages_and_choices[1] says exchange 'nowhere'" in message
     assert trajectory.exchanges == []
@@ -359,6 +361,53 @@ async def test_options_go_before_the_config_and_unknown_ones_are_refused(
         await model.train([], lr=1)
     with pytest.raises(ConfigError, match="no option 'epsilon': use clip_low"):
         await model.train([], epsilon=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": True}, "learning_rate is True; wanted a number"),
+        ({"learning_rate": "1e-5"}, "learning_rate is '1e-5'"),
+        ({"clip_high": float("inf")}, "clip_high is inf; wanted a finite number"),
+        ({"clip_low": None}, "clip_low is None"),
+        ({"scale_rewards": "false"}, "scale_rewards is 'false'; wanted True or False"),
+        ({"config": {"learning_rate": 1e-5}}, "config is a dict; wanted a TrainConfig"),
+    ],
+)
+async def test_options_of_another_kind_are_refused(
+    options: dict[str, Any], message: str, model: art.TrainableModel
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await model.train([], **options)
+
+
+async def test_groups_that_were_not_awaited_are_told_apart(model: art.TrainableModel) -> None:
+    with pytest.raises(DataError, match="groups is a coroutine; wanted TrajectoryGroups: await it first"):
+        await model.train(art.gather_trajectory_groups([]))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="groups is a int"):
+        await model.train(3)  # type: ignore[arg-type]
+
+
+def test_a_config_that_is_no_data_is_refused() -> None:
+    for config, message in (
+        ({"lora": {"rank": float("nan")}}, r"config\['lora'\]\['rank'\] is nan"),
+        ({"engine_args": object()}, r"config\['engine_args'\] is a object"),
+        ("rank=8", "config is a str; wanted a dict"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            art.TrainableModel(name="m", project="p", base_model="b", config=config)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="name 5 cannot be used"):
+        art.TrainableModel(name=5, project="p", base_model="b")  # type: ignore[arg-type]
+
+
+async def test_a_trajectory_that_cannot_be_sent_is_named(model: art.TrainableModel) -> None:
+    good, bad = await captured(model, 0.0), await captured(model, 1.0)
+    bad.metadata["seen"] = []
+    bad.metadata["seen"].append(object())
+    for send in (model.train, model.log):
+        with pytest.raises(DataError, match=rf"trajectory 1 of group 0 \(id '{bad.id}'\).*metadata\['seen'\]\[0\]"):
+            await send([art.TrajectoryGroup([good, bad])])
+    assert await model.get_step() == 0
 
 
 async def test_groups_that_have_not_been_run_are_refused(model: art.TrainableModel) -> None:
@@ -511,7 +560,7 @@ async def test_without_the_metric_nothing_is_deleted(model: art.TrainableModel, 
     await model.log(metrics={"loss": 1.0}, step=1)
     with pytest.raises(ConfigError, match=r"'val/typo'.*logged are \['val/loss'\]"):
         await model.delete_checkpoints("val/typo")
-    assert (await backend.state("shop", "clerk")).checkpoint_steps == [0, 1, 2]
+    assert (await backend.state("shop", "clerk")).checkpoint_steps == [1, 2]
 
 
 async def test_errors_of_a_group_are_those_of_its_rollouts(model: art.TrainableModel) -> None:
@@ -521,3 +570,52 @@ async def test_errors_of_a_group_are_those_of_its_rollouts(model: art.TrainableM
     (group,) = await art.gather_trajectory_groups([art.TrajectoryGroup([captured(model, 1.0), broken()])])
     assert group.errors == [RolloutError(kind="ValueError", message="agent broke")]
     assert [len(trajectory.exchanges) for trajectory in group] == [1, 0]
+
+
+async def run_epoch(model: art.TrainableModel, seen: list[tuple[int, list[str]]], *, stop_after: int = 99) -> None:
+    """A script that trains on one batch at a time. The batches of "flat" teach nothing, those of "none" are empty."""
+    tasks = ["a", "flat", "b", "none", "c", "d"]
+    batches = art.iterate_dataset(tasks, num_epochs=2, initial_step=await model.get_num_batches())
+    for number, batch in enumerate(batches, 1):
+        seen.append((batch.step, batch.items))
+        rewards = {"flat": [1.0, 1.0], "none": []}.get(batch.items[0], [0.0, 1.0])
+        await model.train([await group_of(captured, model, *rewards)] if rewards else [])
+        if number == stop_after:
+            return
+
+
+@pytest.mark.parametrize("stop_after", range(1, 8))
+async def test_a_script_that_is_started_again_sees_each_batch_once_also_after_skipped_steps(
+    stop_after: int, tmp_path: Path
+) -> None:
+    seen: list[tuple[int, list[str]]] = []
+    for limit in (stop_after, 99):
+        async with InProcessBackend(path=tmp_path) as backend:
+            model = art.TrainableModel(name="clerk", project="shop", base_model="scripted")
+            await model.register(backend)
+            await run_epoch(model, seen, stop_after=limit)
+            await model.log(metrics={"batches": 1.0})  # other metrics do not count
+    wanted = [(batch.step, batch.items) for batch in art.iterate_dataset(["a", "flat", "b", "none", "c", "d"], 1, 2)]
+    assert seen == wanted
+    logged = list(Run(tmp_path / "shop" / "clerk").log_lines())
+    assert sum(line.metrics.get("batches/skipped", 0) for line in logged) == 4
+
+
+async def test_before_the_first_step_there_is_no_checkpoint_to_delete(model: art.TrainableModel) -> None:
+    assert await model.delete_checkpoints() == []
+
+
+async def test_rollouts_of_which_no_token_was_chosen_make_no_step_and_the_next_one_does(
+    model: art.TrainableModel, backend: InProcessBackend
+) -> None:
+    forced = await group_of(captured, model, 0.0, 1.0)
+    for trajectory in forced:
+        trajectory.exchanges = [
+            exchange.model_copy(update={"forced": (True,) * len(exchange.completion_ids)})
+            for exchange in trajectory.exchanges
+        ]
+    result = await model.train([forced])
+    assert (result.step, result.skipped) == (0, "no row has a trained token")
+    assert (result.metrics["trajectories/without_tokens"], result.metrics["trajectories/trained"]) == (2, 0)
+    assert backend.trainer.steps == []
+    assert (await model.train([await group_of(captured, model, 0.0, 1.0)])).step == 1

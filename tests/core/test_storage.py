@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -156,6 +157,16 @@ def test_a_checkpoint_that_is_not_whole_is_skipped_and_replaced_by_the_next_comm
         assert again is not None
         assert (again.path / "adapter.bin").read_text() == "new 2"
         assert not (tmp_path / "checkpoints" / ".tmp-step-0009").exists()
+
+
+def test_the_systems_folder_for_temporary_files_plays_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be on another disk, across which nothing can be renamed."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "not there"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    with RunStore(tmp_path / "run") as store:
+        store.commit(FolderTrainer(1), {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-0001"]
 
 
 def test_prune_keeps_the_newest_and_the_named(tmp_path: Path) -> None:

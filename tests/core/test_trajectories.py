@@ -8,7 +8,7 @@ import copy
 import pickle
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -236,3 +236,43 @@ async def test_a_group_of_functions_or_coroutines_is_awaited_into_one() -> None:
     assert [trajectory.reward for trajectory in await pending] == [1, 2]
     with pytest.raises(DataError, match="1 rollouts still to be run and 1 finished"):
         TrajectoryGroup([rollout(1), Trajectory()])  # type: ignore[list-item]
+
+
+async def test_what_cannot_be_awaited_into_a_group_is_refused() -> None:
+    async def rollout() -> Trajectory:
+        return Trajectory()
+
+    with pytest.raises(DataError, match=r"rollout 1 of the group gave Trajectory when it was called"):
+        await cast(Any, TrajectoryGroup)([rollout, lambda: Trajectory()])
+    pending = TrajectoryGroup([rollout()])
+    await pending
+    with pytest.raises(DataError, match="is to be run a second time"):
+        await pending
+
+    async def cancelled() -> Trajectory:
+        raise asyncio.CancelledError
+
+    assert [error.kind for error in (await TrajectoryGroup([cancelled, rollout])).errors] == ["CancelledError"]
+
+
+def test_scores_of_another_kind_are_refused() -> None:
+    group = TrajectoryGroup([Trajectory(), Trajectory()])
+    for scores, message in (
+        ({0: 1.0, 1: 0.0}, "scores are a dict"),
+        ((score for score in (1.0, 0.0)), "scores are a generator"),
+        ("10", "scores are a str"),
+        ([1.0, "0.5"], "score 1 is '0.5'"),
+        ([10**400, 0.0], "score 0 is 1000"),
+    ):
+        with pytest.raises(DataError, match=message):
+            group.with_scores(scores)  # type: ignore[arg-type]
+    assert group.with_scores(np.array([1.0, 0.5])).rewards == [1.0, 0.5]  # type: ignore[arg-type]
+
+
+def test_what_was_put_into_inner_metadata_is_checked_when_it_is_written() -> None:
+    trajectory = Trajectory(metadata={"seen": []})
+    trajectory.metadata["seen"].append(float("nan"))
+    with pytest.raises(ValueError, match=r"metadata\['seen'\]\[0\] is nan"):
+        trajectory.model_dump_json()
+    with pytest.raises(DataError, match="integer of 1329 bits"):
+        trajectory.metrics["big"] = 10**400

@@ -153,6 +153,22 @@ def test_a_damaged_run_is_named_beside_the_others(tmp_path: Path) -> None:
     assert "steps.jsonl:1" in done.stderr
 
 
+def test_a_step_is_shown_beside_the_damaged_file_of_another(tmp_path: Path) -> None:
+    with ModelRun.open(tmp_path, "p", "m") as one:
+        for step in (3, 4):
+            one.log_groups("train", step, [group(trajectory(f"t{step}", 0.5 + step))])
+    with (one.folder / "trajectories" / "train" / "step-0004.jsonl").open("a") as file:
+        file.write("rubbish\n")
+    done = art("runs", "show", "m", "--path", str(tmp_path), "--step", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "train: reward 3.5" in done.stdout
+    assert "t3  reward 3.5" in done.stdout
+    assert "t4" not in done.stdout
+    broken = art("runs", "show", "m", "--path", str(tmp_path), "--step", "4")
+    assert broken.returncode == 1
+    assert "step-0004.jsonl:2: not a record" in broken.stderr
+
+
 def test_a_terminal_that_knows_ascii_only_is_no_error(path: Path, tmp_path: Path) -> None:
     with ModelRun.open(tmp_path, "p", "m") as one:
         one.log_groups("val", 0, [group(trajectory("ü", 1.0))])

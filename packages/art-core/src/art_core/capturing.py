@@ -66,16 +66,17 @@ class Capture:
     def __init__(self, model: Capturable, trajectory: CapturedTrajectory) -> None:
         self._model = model
         self._trajectory = trajectory
+        self._id = trajectory.id  # the record keeps it, whatever the rollout calls its trajectory
         self._scope: scope.Scope | None = None
         self._used = False
 
     async def __aenter__(self) -> CapturedTrajectory:
         backend = self._begin()
         try:
-            opened = await backend.open_trajectory(self._model.project, self._model.name, self._trajectory.id)
+            opened = await backend.open_trajectory(self._model.project, self._model.name, self._id)
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):  # whether the server has opened it is not known
-                await backend.close_trajectory(self._trajectory.id)
+                await backend.close_trajectory(self._id)
             raise
         return self._opened(backend, opened)
 
@@ -83,7 +84,7 @@ class Capture:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._leave(error)
-        closing = asyncio.ensure_future(self._backend.close_trajectory(self._trajectory.id))
+        closing = asyncio.ensure_future(self._backend.close_trajectory(self._id))
         try:
             self._fill(await asyncio.shield(closing))
         except asyncio.CancelledError:
@@ -107,14 +108,14 @@ class Capture:
         backend = self._begin()
         project, name = self._model.project, self._model.name
         # In a loop of its own: the one that the model was registered in may wait for the thread that this is.
-        return self._opened(backend, asyncio.run(backend.open_trajectory(project, name, self._trajectory.id)))
+        return self._opened(backend, asyncio.run(backend.open_trajectory(project, name, self._id)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._leave(error)
         try:
-            self._fill(asyncio.run(self._backend.close_trajectory(self._trajectory.id)))
+            self._fill(asyncio.run(self._backend.close_trajectory(self._id)))
         except Exception as failure:  # noqa: BLE001
             self._not_closed(failure, error)
 
@@ -137,7 +138,7 @@ class Capture:
             raise ConfigError("this capture is left without having been entered")
         scope.leave(self._scope)
         if error is not None and self._trajectory.error is None:
-            self._trajectory.error = RolloutError(kind=type(error).__name__, message=str(error))
+            self._trajectory.error = RolloutError.of(error)
 
     def _fill(self, exchanges: list[Exchange]) -> None:
         """Put the record onto the trajectory. Conversations that the rollout wrote down itself stay as they are."""
@@ -168,7 +169,7 @@ class Capture:
     def _not_closed(self, failure: Exception, error: BaseException | None) -> None:
         if error is None:
             raise failure
-        _logger.warning("the record of trajectory %s is lost: %s", self._trajectory.id, failure)
+        _logger.warning("the record of trajectory %s is lost: %s", self._id, failure)
 
 
 NO_KEY = "none"

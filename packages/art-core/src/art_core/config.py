@@ -34,6 +34,8 @@ class TrainConfig:
                 raise ConfigError(f"{field.name} is {value!r}, a {type(value).__name__}; wanted {kind}")
         if self.loss == "sft":
             raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; wanted 'ppo' or 'cispo'")
+        if not isinstance(self.scale_rewards, bool):
+            raise ConfigError(f"scale_rewards is {self.scale_rewards!r}; wanted True or False")
         _ = self.objective
 
     @property
@@ -49,6 +51,8 @@ class TrainConfig:
         Raises:
             ConfigError: an option that does not exist, or an impossible value.
         """
+        if config is not None and not isinstance(config, cls):
+            raise ConfigError(f"config is a {type(config).__name__}; wanted a TrainConfig, or options by their names")
         names = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(set(options) - set(names))
         if unknown:

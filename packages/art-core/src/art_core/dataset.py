@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from art_core.errors import ConfigError
 from art_core.moving import refuse_unknown
+from art_core.values import is_number
 
 T = TypeVar("T")
 
@@ -36,22 +37,23 @@ def iterate_dataset(
     """`dataset` in batches of `groups_per_step`, `num_epochs` times over, from `initial_step` on.
 
     Each epoch has an order of its own, which depends on `seed`, the epoch and the size of the dataset only: a script
-    that resumes with `initial_step=await model.get_step()` sees exactly what one that never stopped would see. The
-    last batch of an epoch may be smaller. Nothing is left when `initial_step` is beyond the end.
+    that resumes with `initial_step=await model.get_num_batches()` sees exactly what one that never stopped would see,
+    where each batch is given to `train` once. (`model.get_step()` is less by the batches that `train` skipped, which
+    would come again.) The last batch of an epoch may be smaller. Nothing is left when `initial_step` is beyond the end.
 
     Raises:
         ConfigError: a number out of range, or an argument that does not exist.
     """
     refuse_unknown("iterate_dataset", unknown)
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    if isinstance(dataset, Mapping) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ConfigError(f"dataset is a {type(dataset).__name__}; wanted a list, which has a length and an order")
     for name, value, least in (
         ("groups_per_step", groups_per_step, 1),
         ("num_epochs", num_epochs, 0),
         ("initial_step", initial_step, 0),
     ):
-        if value < least:
-            raise ConfigError(f"{name} is {value}; wanted {least} or more")
+        if not is_number(value, whole=True) or value < least:
+            raise ConfigError(f"{name} is {value!r}; wanted a whole number, {least} or more")
     return _batches(dataset, groups_per_step, num_epochs, initial_step, seed, shuffle)
 
 

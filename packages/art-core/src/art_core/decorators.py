@@ -10,10 +10,11 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, ParamSpec, TypeGuard, TypeVar, cast
 
 from art_core.errors import ConfigError
+from art_core.values import is_number
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,9 +39,10 @@ def retry(
     """
     if callable(max_attempts):
         raise ConfigError("retry is used without parentheses; write @retry()")
-    if max_attempts < 1 or delay < 0 or backoff_factor < 0:
+    numbers = is_number(max_attempts, whole=True) and is_number(delay) and is_number(backoff_factor)
+    if not numbers or max_attempts < 1 or not delay >= 0 or not backoff_factor >= 0:
         raise ConfigError(
-            f"retry(max_attempts={max_attempts}, delay={delay}, backoff_factor={backoff_factor}); "
+            f"retry(max_attempts={max_attempts!r}, delay={delay!r}, backoff_factor={backoff_factor!r}); "
             "wanted at least 1 attempt, and no negative delay or factor"
         )
 
@@ -57,7 +59,7 @@ def retry(
                 _logger.warning("attempt %d of %d of %s: %s: %s", attempt, max_attempts, name, kind, error)
             return float(delay * backoff_factor ** (attempt - 1))
 
-        if inspect.iscoroutinefunction(function):
+        if _is_async(function, "retry"):
 
             @functools.wraps(function)
             async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -75,9 +77,11 @@ def retry(
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             for attempt in range(1, max_attempts + 1):
                 try:
-                    return function(*args, **kwargs)
+                    result = function(*args, **kwargs)
                 except exceptions as error:
                     pause_s = failed(error, attempt)
+                else:
+                    return _finished(result, function, "retry")
                 time.sleep(pause_s)
             raise AssertionError("the last attempt raises")
 
@@ -119,14 +123,14 @@ def limit_concurrency(
     Raises:
         ConfigError: `n` is below 1.
     """
-    if callable(n) or n < 1:
-        raise ConfigError(f"limit_concurrency({n}); wanted how many calls may run at once, 1 or more")
+    if not is_number(n, whole=True) or n < 1:
+        raise ConfigError(f"limit_concurrency({n!r}); wanted how many calls may run at once, 1 or more")
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         def key_of(*args: P.args, **kwargs: P.kwargs) -> Any:
             return None if derive_key is None else derive_key(*args, **kwargs)
 
-        if inspect.iscoroutinefunction(function):
+        if _is_async(function, "limit_concurrency"):
             loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Limits] = weakref.WeakKeyDictionary()
 
             @functools.wraps(function)
@@ -143,8 +147,39 @@ def limit_concurrency(
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             with limits.of(key_of(*args, **kwargs)) as semaphore, semaphore:
-                return function(*args, **kwargs)
+                return _finished(function(*args, **kwargs), function, "limit_concurrency")
 
         return call
 
     return decorate
+
+
+def _is_async(function: Callable[..., Any], decorator: str) -> TypeGuard[Callable[..., Awaitable[Any]]]:
+    """Whether `function` is a coroutine function, or an object that is called like one.
+
+    Raises:
+        ConfigError: it is a generator function, whose work is done when `decorator` no longer sees it.
+    """
+    called = function if inspect.isroutine(function) or isinstance(function, type) else function.__call__  # type: ignore[operator]
+    for candidate in (function, called):
+        if inspect.isgeneratorfunction(candidate) or inspect.isasyncgenfunction(candidate):
+            raise ConfigError(
+                f"{decorator} cannot decorate a generator, whose work is done while it is iterated; decorate a "
+                "function that returns what is wanted"
+            )
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+
+
+def _finished(result: R, function: Callable[..., Any], decorator: str) -> R:
+    """`result`, unless its work is still to be done, which `decorator` would not see.
+
+    Raises:
+        ConfigError: it is a coroutine.
+    """
+    if inspect.iscoroutine(result):
+        result.close()
+        raise ConfigError(
+            f"{decorator} decorates {getattr(function, '__qualname__', function)!r}, which is no coroutine function "
+            "and returns a coroutine; decorate the coroutine function itself, or define this one with `async def`"
+        )
+    return result

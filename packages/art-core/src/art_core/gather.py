@@ -10,8 +10,18 @@ from typing import Any, TypeVar, cast
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.moving import refuse_unknown
 from art_core.progress import Progress
-from art_core.trajectories import PendingGroup, Rollout, Trajectory, TrajectoryGroup, discard
+from art_core.trajectories import (
+    NoRolloutError,
+    PendingGroup,
+    Rollout,
+    Trajectory,
+    TrajectoryGroup,
+    begun,
+    discard,
+    refuse_what_ran,
+)
 from art_core.types import RolloutError
+from art_core.values import is_number
 
 T = TypeVar("T")
 AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
@@ -48,13 +58,12 @@ async def gather_rollouts(
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            return RolloutError(kind=type(error).__name__, message=str(error) or "something inside was cancelled")
+            return RolloutError.of(error, otherwise="something inside was cancelled")
         except Exception as error:
             late = isinstance(error, TimeoutError) and limit.expired()
             if not late and fatal(error):
                 raise
-            message = f"no result after {timeout_s} s" if late and not str(error) else str(error)
-            return RolloutError(kind=type(error).__name__, message=message)
+            return RolloutError.of(error, otherwise=f"no result after {timeout_s} s" if late else "")
 
     async def run(index: int, rollout: Callable[[], Awaitable[T]]) -> None:
         try:
@@ -165,6 +174,11 @@ class _Limits:
     max_exceptions: int | float | None
 
     def __post_init__(self) -> None:
+        for name in ("max_concurrent", "timeout_s", "max_retries", "max_exceptions"):
+            value = getattr(self, name)
+            whole = name in ("max_concurrent", "max_retries")
+            if not (is_number(value, whole=whole) or (value is None and name != "max_retries")):
+                raise ConfigError(f"{name} is {value!r}; wanted {'a whole number' if whole else 'a number'}")
         if self.max_concurrent is not None and self.max_concurrent < 1:
             raise ConfigError(f"max_concurrent is {self.max_concurrent}; wanted 1 or more, or None for no limit")
         if self.timeout_s is not None and not self.timeout_s > 0:
@@ -219,6 +233,10 @@ class _Gathering:
         on_done: Callable[[Trajectory], None],
         progress: Progress,
     ) -> None:
+        if after_each is not None and not callable(after_each):
+            raise ConfigError(f"after_each is a {type(after_each).__name__}; wanted a coroutine function")
+        if not callable(on_done):
+            raise ConfigError(f"on_done is a {type(on_done).__name__}; wanted a function")
         self._inputs = inputs
         self._source = iter(inputs)
         self._of_groups = of_groups
@@ -228,6 +246,7 @@ class _Gathering:
         self._progress = progress
         self._places: list[tuple[_Slot, int]] = []
         self._runs_once: list[Any] = []
+        self._coroutines: set[int] = set()
         self._retries: dict[int, list[RolloutError]] = {}
         self._num_failed = 0
         self._all_known = False
@@ -242,7 +261,7 @@ class _Gathering:
                     timeout_s=self._limits.timeout_s,
                     max_retries=self._limits.max_retries,
                     failed=lambda index, error: _Outcome(index, Trajectory(error=error)),
-                    fatal=lambda error: isinstance(error, _StopError),
+                    fatal=lambda error: isinstance(error, _StopError | NoRolloutError),
                     on_done=self._arrived,
                     on_retry=lambda index, error: self._retries.setdefault(index, []).append(error),
                 )
@@ -258,6 +277,7 @@ class _Gathering:
             pending = item if isinstance(item, PendingGroup) else None
             rollouts = [item] if pending is None else list(pending.rollouts)
             self._runs_once += [rollout for rollout in rollouts if not callable(rollout)]
+            refuse_what_ran(rollouts, self._coroutines)
             slot = _Slot(pending, len(rollouts), [None] * len(rollouts))
             self.slots.append(slot)
             if self._of_groups and isinstance(item, TrajectoryGroup):
@@ -283,7 +303,7 @@ class _Gathering:
             )
 
         async def run() -> _Outcome:
-            result = await (rollout() if callable(rollout) else rollout)
+            result = await begun(rollout, self._named(index))
             if not isinstance(result, wanted):
                 raise _StopError(
                     DataError(
@@ -335,7 +355,15 @@ class _Gathering:
 
     async def _finish(self, slot: _Slot) -> None:
         group = slot.whole()
-        scored = group if self._after_each is None else await self._after_each(group)
+        scored: Any = group
+        if self._after_each is not None:
+            scored = self._after_each(group)
+            if not isinstance(scored, Awaitable):
+                raise ConfigError(
+                    f"after_each gave {type(scored).__name__} for a group; wanted a coroutine: define it with "
+                    "`async def`"
+                )
+            scored = await scored
         slot.groups = [] if scored is None else [scored] if isinstance(scored, TrajectoryGroup) else list(scored)
 
     def _let_go(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from art_core.memory import return_free_memory
 from art_core.protocols import Engine, Judge, Store, Trainer
 from art_core.samples import to_samples
 from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
-from art_core.types import Objective, StepReport, TokenSample
+from art_core.types import Checkpoint, Objective, StepReport, TokenSample
 
 
 async def score(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[ScoredGroup]:
@@ -79,11 +80,21 @@ async def train_step(
     report = await trainer.step(rows, objective)
     return_free_memory()
     trained = time.monotonic()
-    checkpoint = store.commit(trainer, {**cursor, "metrics": report.metrics})
+    checkpoint = await _committed(store, trainer, {**cursor, "metrics": report.metrics})
     await engine.load(checkpoint)
     synced = await canary.check(engine, trainer)
     times = {"time/train_s": trained - started, "time/sync_s": time.monotonic() - trained}
     return StepReport(report.step, {**report.metrics, **synced, **times, "step/skipped": 0.0})
+
+
+async def _committed(store: Store, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:
+    """The checkpoint of the trainer's step, written off the event loop. Also cancelled, it is whole when this ends."""
+    committing = asyncio.ensure_future(asyncio.to_thread(store.commit, trainer, cursor))
+    try:
+        return await asyncio.shield(committing)
+    except asyncio.CancelledError:
+        await asyncio.wait({committing})
+        raise
 
 
 def _check_version(trajectory: Trajectory, policy_version: int) -> None:

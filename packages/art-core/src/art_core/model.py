@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
 from art_core.types import StepReport
-from art_core.values import check_name
+from art_core.values import check_name, json_value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 1200.0
 """How long a client waits for an answer, also while the server trains."""
+_SKIPPED = "batches/skipped"
 _logger = logging.getLogger(__name__)
 
 
@@ -141,7 +143,7 @@ class TrainableModel:
         self.name = name
         self.project = project
         self.base_model = base_model
-        self.config = dict(config or {})
+        self.config = _plain(config)
         self._registered: _Registered | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -227,8 +229,17 @@ class TrainableModel:
         )
 
     async def get_step(self) -> int:
-        """The step of the newest checkpoint; 0 for the untrained model."""
+        """The step of the newest checkpoint; 0 for the untrained model. A `train` that was skipped makes none."""
         return (await self.backend().state(self.project, self.name)).step
+
+    async def get_num_batches(self) -> int:
+        """How many batches `train` was called with: the steps it made, and those it skipped.
+
+        The `initial_step` of `iterate_dataset` for a script that is started again.
+        """
+        records = await self.backend().logged_metrics(self.project, self.name)
+        skipped = sum(record.metrics.get(_SKIPPED, 0.0) for record in records)
+        return await self.get_step() + round(skipped)
 
     async def train(
         self, groups: Iterable[TrajectoryGroup], config: TrainConfig | None = None, **options: Any
@@ -238,7 +249,7 @@ class TrainableModel:
         `options` are those of `TrainConfig`, and go before `config`. Choices in `messages_and_choices` and
         `additional_histories` are looked up at the server by their ids, and put into `exchanges`. Members that failed,
         and groups whose rewards are all equal, are left out and counted. Where nothing is left, no step is made: the
-        result says why, and a warning is logged.
+        result says why, a warning is logged, and the run folder keeps it as the metric `batches/skipped`.
 
         Raises:
             ConfigError: an option that does not exist.
@@ -259,6 +270,7 @@ class TrainableModel:
         if failures := error_counts(whole):
             reason += f" ({failures})"
         _logger.warning("model %s: no training step was made: %s", self.name, reason)
+        await backend.log(self.project, self.name, [], split="train", step=report.step, metrics={_SKIPPED: 1.0})
         return TrainResult(report.step, report.metrics, skipped=reason)
 
     async def log(
@@ -297,13 +309,21 @@ class TrainableModel:
         """
         backend = self.backend()
         state = await backend.state(self.project, self.name)
+        if not state.checkpoint_steps:
+            return []
         records = await backend.logged_metrics(self.project, self.name)
         best = best_step(records, best_checkpoint_metric, state.checkpoint_steps)
         after = await backend.delete_checkpoints(self.project, self.name, keep=[best])
         return after.checkpoint_steps
 
 
-def _whole_groups(groups: Iterable[Any], *, allow_trajectories: bool = False) -> list[TrajectoryGroup]:
+def _whole_groups(groups: Any, *, allow_trajectories: bool = False) -> list[TrajectoryGroup]:
+    if not isinstance(groups, Iterable):
+        awaitable = isinstance(groups, Awaitable)
+        remedy = "await it first" if awaitable else "give a list of them, such as gather_trajectory_groups returns"
+        if inspect.iscoroutine(groups):
+            groups.close()
+        raise DataError(f"groups is a {type(groups).__name__}; wanted TrajectoryGroups: {remedy}")
     items: list[Any] = [groups] if isinstance(groups, TrajectoryGroup) else list(groups)
     if allow_trajectories and items and all(isinstance(item, Trajectory) for item in items):
         return [TrajectoryGroup(items)]
@@ -313,6 +333,16 @@ def _whole_groups(groups: Iterable[Any], *, allow_trajectories: bool = False) ->
         if not isinstance(item, TrajectoryGroup):
             raise DataError(f"group {number} is a {type(item).__name__}; wanted a TrajectoryGroup")
     return items
+
+
+def _plain(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`config` as JSON data, which is how it goes to the server."""
+    if not isinstance(config or {}, Mapping):
+        raise ConfigError(f"config is a {type(config).__name__}; wanted a dict of options")
+    try:
+        return dict(json_value(config or {}, "config"))
+    except DataError as error:
+        raise ConfigError(str(error)) from None
 
 
 class TrainMethod(Protocol):

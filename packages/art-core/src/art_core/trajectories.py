@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self, overload
@@ -15,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from art_core.choices import data_of, is_answer, message_of
 from art_core.errors import DataError
 from art_core.types import ChatMessage, Exchange, Finite, RolloutError, ToolSpec
-from art_core.values import Metadata, Metrics
+from art_core.values import Metadata, Metrics, json_value, metric_value, readable
 
 Rollout = Awaitable["Trajectory"] | Callable[[], Awaitable["Trajectory"]]
 """A rollout still to be run: a coroutine, which runs once, or a function without arguments, which can be run again."""
@@ -83,6 +84,14 @@ class Trajectory(History):
     logs: list[str] = Field(default_factory=list)
     error: RolloutError | None = None
     _clock: _Clock = PrivateAttr(default_factory=lambda: _Clock())
+
+    @field_serializer("metadata")
+    def _plain(self, metadata: dict[str, Any]) -> Any:
+        return json_value(metadata, "metadata")  # what was put into an inner list or dict is checked only here
+
+    @field_serializer("logs")
+    def _lines(self, logs: list[str]) -> list[str]:
+        return [readable(line) for line in logs]
 
     @property
     def num_trained_tokens(self) -> int:
@@ -249,17 +258,24 @@ class TrajectoryGroup:
         Raises:
             DataError: another number of scores than trajectories, or a score that is not finite.
         """
+        if isinstance(scores, str | Mapping) or not (hasattr(scores, "__len__") and hasattr(scores, "__getitem__")):
+            raise DataError(
+                f"group {self.scenario_id!r}: scores are a {type(scores).__name__}; wanted a list with one score, or "
+                "None, for each trajectory, in the order given"
+            )
         if len(scores) != len(self.trajectories):
             raise DataError(
                 f"group {self.scenario_id!r}: {len(scores)} scores for {len(self.trajectories)} trajectories; "
                 "a judge returns one score, or None, for each trajectory, in the order given"
             )
         for index, score in enumerate(scores):
-            if score is not None and score - score != 0.0:
+            try:
+                _ = score is None or metric_value(score, "it")
+            except DataError:
                 raise DataError(
-                    f"group {self.scenario_id!r}: score {index} is {score}; wanted a finite number, "
+                    f"group {self.scenario_id!r}: score {index} is {score!r}; wanted a finite number, "
                     "or None where the trajectory could not be scored"
-                )
+                ) from None
         members = tuple(
             (trajectory, float(score))
             for trajectory, score in zip(self.trajectories, scores, strict=True)
@@ -284,10 +300,15 @@ class PendingGroup:
         return self._run().__await__()
 
     async def _run(self) -> TrajectoryGroup:
-        rollouts = [rollout() if callable(rollout) else rollout for rollout in self.rollouts]
-        results = await asyncio.gather(*rollouts, return_exceptions=True)
+        try:
+            refuse_what_ran(self.rollouts, set())
+        except DataError:
+            discard(self.rollouts)
+            raise
+        running = [begun(rollout, f"rollout {index} of the group") for index, rollout in enumerate(self.rollouts)]
+        results = await asyncio.gather(*running, return_exceptions=True)
         for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, Exception):
+            if isinstance(result, NoRolloutError):
                 raise result
         return self.complete(results)
 
@@ -313,6 +334,42 @@ class ScoredGroup:
         return [reward for _, reward in self.members]
 
 
+class NoRolloutError(DataError):
+    """What was given as a rollout is none: a mistake in the script, and no failed attempt."""
+
+
+async def begun(rollout: Rollout, name: str) -> Any:
+    """What `rollout`, called `name`, gives.
+
+    Raises:
+        NoRolloutError: it is a function that gives nothing to await.
+    """
+    given = rollout() if callable(rollout) else rollout
+    if not isinstance(given, Awaitable):
+        raise NoRolloutError(
+            f"{name} gave {type(given).__name__} when it was called; wanted a coroutine: define the rollout with "
+            "`async def`, or give functools.partial(asyncio.to_thread, rollout, ...) where it is not asynchronous"
+        )
+    return await given
+
+
+def refuse_what_ran(rollouts: Iterable[Any], seen: set[int]) -> None:
+    """Refuse coroutines that have been run, or are in `seen`, to which the others are added: each runs once.
+
+    Raises:
+        DataError: there is one.
+    """
+    for rollout in rollouts:
+        if not inspect.iscoroutine(rollout):
+            continue
+        if id(rollout) in seen or inspect.getcoroutinestate(rollout) != inspect.CORO_CREATED:
+            raise DataError(
+                f"the rollout {rollout.__qualname__}() is to be run a second time, and a coroutine runs once; make a "
+                "new one for each attempt, or give a function, such as functools.partial(rollout, model, task)"
+            )
+        seen.add(id(rollout))
+
+
 def discard(rollouts: Iterable[Any]) -> None:
     """Let go of rollouts that will not be run, so that Python does not report them as forgotten."""
     for rollout in rollouts:
@@ -330,7 +387,7 @@ def _member(member: Any, index: int) -> Trajectory:
     if isinstance(member, Trajectory):
         return member
     if isinstance(member, BaseException):
-        return Trajectory(error=RolloutError(kind=type(member).__name__, message=str(member)))
+        return Trajectory(error=RolloutError.of(member))
     raise DataError(
         f"member {index} of the group is a {type(member).__name__}; wanted a Trajectory, or a rollout that gives one"
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 import threading
+import time
 import urllib.request
 import weakref
 from collections.abc import AsyncGenerator
@@ -11,9 +14,16 @@ from collections.abc import AsyncGenerator
 import httpx2
 
 from art_core.scope import ServedModel, address_of_call
+from art_core.threads import in_thread
 
 # How many calls run at once is for the rollouts to say, not for the client.
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=5.0)
+
+_ADDRESSES_FOR_S = 30.0
+# A pool that is dropped with its model would be left to the garbage collector, which cannot close connections in order.
+_held: weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, dict[httpx2.AsyncHTTPTransport, AsyncGenerator[None, None]]
+] = weakref.WeakKeyDictionary()
 
 
 class LoopsTransport(httpx2.AsyncBaseTransport):
@@ -24,12 +34,38 @@ class LoopsTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, root: str) -> None:
         self._root = root
+        self._proxied = _proxy(root) is not None
+        self._found: dict[str, tuple[list[str], float]] = {}
         self._pools: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, tuple[httpx2.AsyncHTTPTransport, AsyncGenerator[None, None]]
         ] = weakref.WeakKeyDictionary()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        return await (await self._pool()).handle_async_request(request)
+        pool = await self._pool()
+        host = request.url.host
+        if self._proxied or _is_address(host):
+            return await pool.handle_async_request(request)
+        found = await self._addresses(host)
+        for number, address in enumerate(found, 1):
+            try:
+                return await pool.handle_async_request(_at(address, request))
+            except (httpx2.ConnectError, httpx2.ConnectTimeout):
+                if number == len(found):
+                    self._found.pop(host, None)
+                    raise
+        raise AssertionError("a host that is found has an address")
+
+    async def _addresses(self, host: str) -> list[str]:
+        """The addresses of `host`. Not looked up by asyncio, whose threads may all be synchronous rollouts."""
+        found, until = self._found.get(host, ([], 0.0))
+        if time.monotonic() >= until:
+            try:
+                infos = await in_thread(socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:
+                raise httpx2.ConnectError(f"the host {host!r} is not known: {error}") from error
+            found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+            self._found[host] = found, time.monotonic() + _ADDRESSES_FOR_S
+        return found
 
     async def aclose(self) -> None:
         """Close the pool of the loop that runs."""
@@ -47,6 +83,7 @@ class LoopsTransport(httpx2.AsyncBaseTransport):
         # connections that outlive every call can still be closed.
         closer = self._until_the_loop_ends(loop, pool)
         self._pools[loop] = (pool, closer)
+        _held.setdefault(loop, {})[pool] = closer
         await anext(closer)
         return pool
 
@@ -56,8 +93,9 @@ class LoopsTransport(httpx2.AsyncBaseTransport):
         try:
             yield
         finally:
-            self._pools.pop(loop, None)  # gone already where the transport was dropped unclosed
+            self._pools.pop(loop, None)
             await pool.aclose()
+            _held.get(loop, {}).pop(pool, None)
 
 
 class AsyncModelTransport(LoopsTransport):
@@ -104,6 +142,25 @@ def _lead(request: httpx2.Request, model: ServedModel) -> None:
     if url.startswith(own) and (base_url := address_of_call(model)) is not None:
         request.url = httpx2.URL(f"{base_url}/{url.removeprefix(own)}")
         request.headers["Host"] = request.url.netloc.decode("ascii")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _at(address: str, request: httpx2.Request) -> httpx2.Request:
+    """`request`, sent to `address`; its header and its certificate are still those of the host."""
+    return httpx2.Request(
+        request.method,
+        request.url.copy_with(host=address),
+        headers=request.headers,
+        stream=request.stream,
+        extensions={**request.extensions, "sni_hostname": request.url.host},
+    )
 
 
 def _verify(root: str) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from art_core.errors import ConfigError, TokenAlignmentError
+from art_core.values import is_number, readable
 
 FinishReason = Literal["stop", "length"]
 ChatMessage = dict[str, Any]
@@ -121,7 +122,16 @@ class RolloutError(_Record):
     """Why a rollout has no usable outcome. `kind` is the class of the exception."""
 
     kind: str
-    message: str
+    message: Annotated[str, AfterValidator(readable)]
+
+    @classmethod
+    def of(cls, error: BaseException, *, otherwise: str = "") -> Self:
+        """What `error` says, or `otherwise` where it says nothing. An error that cannot even be printed is one too."""
+        try:
+            message = str(error)
+        except Exception as failure:  # noqa: BLE001 - whatever a foreign class does in its __str__
+            message = f"(its message cannot be read: {type(failure).__name__})"
+        return cls(kind=type(error).__name__, message=message or otherwise)
 
 
 @dataclass(frozen=True)
@@ -178,12 +188,15 @@ class Objective:
     def __post_init__(self) -> None:
         if self.loss not in ("ppo", "cispo", "sft"):
             raise ConfigError(f"loss {self.loss!r} is unknown; wanted one of 'ppo', 'cispo', 'sft'")
+        for name in ("learning_rate", "clip_low", "clip_high"):
+            if not is_number(value := getattr(self, name)):
+                raise ConfigError(f"{name} is {value!r}; wanted a number")
         if not 0.0 < self.learning_rate < float("inf"):
             raise ConfigError(f"learning_rate is {self.learning_rate}; wanted a finite number above 0")
         if not 0.0 < self.clip_low < 1.0:
             raise ConfigError(f"clip_low is {self.clip_low}; wanted a number between 0 and 1")
-        if not self.clip_high > 0.0:
-            raise ConfigError(f"clip_high is {self.clip_high}; wanted a number above 0")
+        if not 0.0 < self.clip_high < float("inf"):
+            raise ConfigError(f"clip_high is {self.clip_high}; wanted a finite number above 0")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from art_core.errors import ConfigError, DataError
 
+_HALF = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -21,7 +22,7 @@ def json_value(value: Any, where: str) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, str):
-        if any("\ud800" <= character <= "\udfff" for character in value):
+        if _HALF.search(value):
             raise DataError(f"{where} holds half of a surrogate pair, which is not text; wanted a whole character")
         return value
     if isinstance(value, float):
@@ -44,6 +45,16 @@ def json_value(value: Any, where: str) -> Any:
     )
 
 
+def readable(text: str) -> str:
+    """`text` with each half of a surrogate pair, which no file can hold, replaced by U+FFFD."""
+    return _HALF.sub("\ufffd", text)
+
+
+def is_number(value: Any, *, whole: bool = False) -> bool:
+    """Whether `value` is a number that an option may have: no bool; with `whole`, an integer."""
+    return isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+
+
 def metric_value(value: Any, where: str) -> bool | int | float:
     """`value` as a finite number.
 
@@ -53,7 +64,13 @@ def metric_value(value: Any, where: str) -> bool | int | float:
     number = value if isinstance(value, bool | int | float) else _number(value)
     if number is None:
         raise DataError(f"{where} is {value!r}; wanted a number or a bool; other values belong in metadata")
-    if not isfinite(number):
+    try:
+        finite = isfinite(number)
+    except OverflowError:
+        raise DataError(
+            f"{where} is an integer of {int(number).bit_length()} bits; wanted one that a float can hold"
+        ) from None
+    if not finite:
         raise DataError(f"{where} is {number}; wanted a finite number: leave the metric out where there is none")
     return number
 
@@ -115,7 +132,7 @@ def check_name(kind: str, name: str) -> None:
     Raises:
         ConfigError: it could not.
     """
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
             f"{kind} {name!r} cannot be used; wanted a letter or digit, then at most 99 letters, digits, '.', '_', '-'"
         )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import abc
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -33,6 +31,7 @@ from art_core.control import (
 )
 from art_core.errors import ArtError, BackendError, ConfigError, DataError
 from art_core.model import also_takes_a_model
+from art_core.threads import in_thread
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import Exchange, StepReport
 
@@ -40,9 +39,6 @@ if TYPE_CHECKING:
     import httpx2
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
-_Result = TypeVar("_Result")
-# Not asyncio's own pool: all its threads may be synchronous rollouts, which wait for what is done here.
-_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="art-backend")
 _SILENCE_S = 60.0
 """A server at work sends a line every few seconds; one that is silent for so long is taken for dead."""
 
@@ -59,6 +55,7 @@ class HttpBackend(abc.ABC):
             raise ConfigError(f"timeout_s is {timeout_s}; wanted a number above 0")
         self._timeout_s = timeout_s
         self._client: httpx2.AsyncClient | None = None
+        self._closed = False
 
     @property
     @abc.abstractmethod
@@ -77,7 +74,13 @@ class HttpBackend(abc.ABC):
     async def _explained(self, problem: str) -> BackendError:
         """The error for a request that got no answer, because of `problem`."""
 
+    def _check_open(self) -> None:
+        """Refuse to begin anew what was closed: a late request must not leave a server, or connections, behind."""
+        if self._closed:
+            raise ConfigError(f"this {type(self).__name__} was closed; make a new one and register the model with it")
+
     async def __aenter__(self) -> Self:
+        self._check_open()
         await self.start()
         return self
 
@@ -87,7 +90,8 @@ class HttpBackend(abc.ABC):
         await self.close()
 
     async def close(self) -> None:
-        """Let go of the server. May be called twice."""
+        """Let go of the server: nothing can be asked of it afterwards. May be called twice."""
+        self._closed = True
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -103,7 +107,7 @@ class HttpBackend(abc.ABC):
     async def open_trajectory(self, project: str, name: str, trajectory_id: str) -> str:
         """See `Backend.open_trajectory`."""
         await self._ask("POST", f"{_model(project, name)}/trajectories", OpenRequest(id=trajectory_id), _Nothing)
-        return f"{self.base_url}/t/{quote(trajectory_id, safe='')}/v1"
+        return f"{self.base_url.rstrip('/')}/t/{quote(trajectory_id, safe='')}/v1"
 
     async def close_trajectory(self, trajectory_id: str) -> list[Exchange]:
         """See `Backend.close_trajectory`."""
@@ -134,7 +138,7 @@ class HttpBackend(abc.ABC):
             if response.status_code != 200:
                 await response.aread()
                 raise _error_of(response.status_code, response.text)
-            async for line in response.aiter_lines():
+            async for line in _lines(response):
                 last = _event(line)
                 if last.event == "progress" and last.phase != phase:
                     phase = last.phase
@@ -195,15 +199,16 @@ class HttpBackend(abc.ABC):
     ) -> AsyncIterator[httpx2.Response]:
         import httpx2
 
+        self._check_open()
         await self.start()
         timeout = httpx2.Timeout(timeout_s, connect=min(10.0, self._timeout_s), write=self._timeout_s)
-        content = None if body is None else await in_thread(body.model_dump_json)
+        content = None if body is None else await in_thread(_json, body)
         headers = {"content-type": "application/json"}
         if self.api_key is not None:
             headers["authorization"] = f"Bearer {self.api_key}"
         try:
             async with self._http().stream(
-                method, f"{self.base_url}{path}", content=content, headers=headers, timeout=timeout
+                method, f"{self.base_url.rstrip('/')}{path}", content=content, headers=headers, timeout=timeout
             ) as response:
                 yield response
         except httpx2.TimeoutException as error:
@@ -219,11 +224,6 @@ class HttpBackend(abc.ABC):
         if self._client is None:
             self._client = httpx2.AsyncClient(transport=LoopsTransport(self.base_url), trust_env=False)
         return self._client
-
-
-async def in_thread(work: Callable[..., _Result], *args: Any) -> _Result:
-    """The result of `work(*args)`, which may block, also while synchronous rollouts fill asyncio's own threads."""
-    return await asyncio.get_running_loop().run_in_executor(_threads, work, *args)
 
 
 class _Nothing(BaseModel):
@@ -244,7 +244,42 @@ def _group(group: TrajectoryGroup) -> GroupBody:
     )
 
 
-def _event(line: str) -> TrainEvent:
+def _json(body: BaseModel) -> str:
+    """`body` as JSON.
+
+    Raises:
+        DataError: something in it has no JSON form; the message names the trajectory where it is in one.
+    """
+    try:
+        return body.model_dump_json()
+    except (ValueError, RecursionError) as error:
+        for number, group in enumerate(getattr(body, "groups", ())):
+            for position, trajectory in enumerate(group.trajectories):
+                try:
+                    trajectory.model_dump_json()
+                except (ValueError, RecursionError) as cause:
+                    where = f"trajectory {position} of group {number} (id {trajectory.id!r})"
+                    raise DataError(f"{where} cannot be sent: {_told(cause)}") from error
+        raise DataError(f"a {type(body).__name__} cannot be sent: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """What `error` says, without what pydantic writes before it."""
+    return str(error).rpartition("DataError: ")[2]
+
+
+async def _lines(response: httpx2.Response) -> AsyncIterator[bytes]:
+    """The lines of a body. Not by `aiter_lines`, for which some characters inside a JSON string end a line as well."""
+    rest = b""
+    async for data in response.aiter_bytes():
+        *whole, rest = (rest + data).split(b"\n")
+        for line in whole:
+            yield line
+    if rest:
+        yield rest
+
+
+def _event(line: bytes) -> TrainEvent:
     try:
         return TrainEvent.model_validate_json(line)
     except ValidationError as error:

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from art_core.backends.http import HttpBackend, in_thread
+from art_core.backends.http import HttpBackend
 from art_core.errors import BackendError, ConfigError, MissingExtraError
+from art_core.threads import in_thread
 
 _NEEDED = ("torch", "transformers", "fastapi", "uvicorn", "prometheus_client", "renderers")
 _TELL_EVERY_S = 10.0
@@ -91,13 +92,20 @@ class LocalBackend(HttpBackend):
 
         Raises:
             BackendError: it did not start, or has ended; the message holds the reason and the log file.
+            ConfigError: the backend was closed.
         """
+        self._check_open()
         if self._url is not None:
             self._check_alive()
             return
         if self._starting is None or self._starting.done():
             self._starting = asyncio.create_task(self._start())
-        await asyncio.shield(self._starting)
+        try:
+            await asyncio.shield(self._starting)
+        except asyncio.CancelledError:
+            if self._closed and self._starting.cancelled():  # it was not this call that was cancelled
+                self._check_open()
+            raise
 
     async def close(self) -> None:
         """End the server: calls in flight fail. May be called twice."""

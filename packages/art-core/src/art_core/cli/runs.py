@@ -130,8 +130,8 @@ def _show_step(chosen: Run, step: int, split: str | None, as_json: bool) -> None
     if as_json:
         _print_json([_trajectory_data(one) for one in stored])
         return
-    for summary in chosen.summaries():
-        if summary.step == step and split in (None, summary.split):
+    for summary in chosen.summaries(step):
+        if split in (None, summary.split):
             figures = ", ".join(f"{name} {value:.4g}" for name, value in sorted(summary.metrics.items()))
             typer.echo(f"{summary.split}: {figures or 'no metrics'}")
     for report in chosen.steps():

@@ -136,8 +136,8 @@ class Run:
         """Every call of `log_groups`, in order."""
         return _records(self.folder / "metrics.jsonl", LogLine.parse)
 
-    def summaries(self) -> list[StepSummary]:
-        """What was logged, by split and step, in that order.
+    def summaries(self, step: int | None = None) -> list[StepSummary]:
+        """What was logged, by split and step, in that order; only of `step`, where it is given.
 
         Read from metrics.jsonl. Trajectories that it does not count yet, because they are just being written or
         because their writer was killed, are counted from their own file.
@@ -146,30 +146,33 @@ class Run:
         given: dict[tuple[str, int], dict[str, float]] = {}
         counted: dict[tuple[str, int], list[tuple[int, int]]] = {}
         for line in self.log_lines():
+            if step not in (None, line.step):
+                continue
             key = line.split, line.step
             tallies[key] = tallies.get(key, Tally()) + line.tally
             own = {name.removeprefix(f"{line.split}/"): value for name, value in line.metrics.items()}
             given.setdefault(key, {}).update(own)
             counted.setdefault(key, []).append(line.place)
-        for split, step, path in self._files():
-            for start, end in _gaps(counted.get((split, step), []), path.stat().st_size):
+        for split, number, path in self._files():
+            if step not in (None, number):
+                continue
+            for start, end in _gaps(counted.get((split, number), []), path.stat().st_size):
                 edited = start > 0 and _byte(path, start - 1) != b"\n"  # by hand: then all is counted anew
                 place = (0, None) if edited else (start, end)
                 rest = read_records(path, StoredTrajectory.parse, start=place[0], end=place[1])
                 tally = Tally.of(in_groups(rest))
                 if edited:
-                    tallies[split, step] = tally
+                    tallies[split, number] = tally
                     break
                 if tally.counts.trajectories:
-                    tallies[split, step] = tallies.get((split, step), Tally()) + tally
+                    tallies[split, number] = tallies.get((split, number), Tally()) + tally
         return [
             StepSummary(
-                split,
-                step,
+                *key,
                 tally.counts,
-                {**{name: mean for name, (mean, _) in tally.averages.items()}, **given.get((split, step), {})},
+                {**{name: mean for name, (mean, _) in tally.averages.items()}, **given.get(key, {})},
             )
-            for (split, step), tally in sorted(tallies.items())
+            for key, tally in sorted(tallies.items())
         ]
 
     def summary(self) -> RunSummary:

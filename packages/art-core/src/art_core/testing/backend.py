@@ -1,35 +1,48 @@
-"""A backend inside this process: a real server on a real socket, with an engine and a trainer that need no weights."""
+"""A backend inside this process: a real host on a real socket, with an engine and a trainer that need no weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from math import log
-from types import TracebackType
-from typing import Self
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from art_core.backends.http import HttpBackend
 from art_core.canary import WeightSyncCanary
-from art_core.config import TrainConfig
-from art_core.control import MetricRecord, ModelState, RegisterRequest
-from art_core.errors import ConfigError, DataError, ModelNotFoundError
-from art_core.loop import train_step, training_rows
-from art_core.model import also_takes_a_model
-from art_core.render import ChatMLHermesRenderer, TextTokenizer
-from art_core.serve.server import ModelServer
+from art_core.control import RegisterRequest
+from art_core.errors import BackendError, ConfigError
+from art_core.hosting.exchanges import ExchangeLog
+from art_core.hosting.host import ModelHost
+from art_core.hosting.model import HostedModel
+from art_core.hosting.opening import Parts
+from art_core.hosting.options import ModelOptions
+from art_core.hosting.record import ModelRecord
+from art_core.hosting.server import HostServer
+from art_core.protocols import Engine, Trainer
+from art_core.render import ChatMLHermesRenderer, ChatRenderer, TextTokenizer
+from art_core.storage import RunStore
 from art_core.testing.engine import ScriptedEngine
-from art_core.testing.store import MemoryStore
 from art_core.testing.tiny import SPECIAL_TOKENS
 from art_core.testing.trainer import RecordingTrainer
 from art_core.trajectories import TrajectoryGroup
-from art_core.types import Exchange, Sampling, StepReport
+from art_core.types import Checkpoint, Sampling, TokenChunk
+from art_core.weights.source import ModelSource
 
 Say = Callable[[str], str]
 """Given a prompt as text, with its special tokens, what the model answers."""
 
-_APART = "apart"
 _END = SPECIAL_TOKENS.index("<|im_end|>")
+_VOCABULARY_SIZE = 259
+_PROBE = (_END, _END)
+"""What the canary asks; no conversation is rendered like this."""
 
 
 @dataclass(frozen=True)
@@ -42,123 +55,55 @@ class Logged:
     metrics: dict[str, float]
 
 
-class InProcessBackend:
-    """Satisfies `art_core.protocols.Backend` for one model, whose answers are `say(prompt)`. Use it as `async with`.
+class InProcessBackend(HttpBackend):
+    """Satisfies `art_core.protocols.Backend`, with models whose answers are `say(prompt)`. Use it as `async with`.
 
-    The server is the real one, over a real socket of this machine; each byte of text is a token, and every answer has
-    the same log-probabilities. `trainer.steps` holds the rows of each step that was made, `logged` what was logged.
-    With `api_key`, the backend hands it out as the key of its server, which wants none. Needs the extra
+    The server is that of `art serve`, over a real socket of this machine, and wants `api_key` where there is one; but
+    a base model may have any name, what its `config` says of engine, trainer and adapter plays no part, each byte of
+    text is a token, and every answer has the same log-probabilities.
+    `engine` and `trainer` are those of the model that is registered first: `trainer.steps` holds the rows of each step
+    that was made. `logged` is what was logged. Runs are kept in `path`, or else in a temporary folder. Needs the extra
     `art-core[train]`, but no torch.
     """
 
-    def __init__(self, say: Say = lambda _: "ok", *, api_key: str | None = None) -> None:
+    def __init__(
+        self, say: Say = lambda _: "ok", *, api_key: str | None = None, path: str | Path | None = None
+    ) -> None:
+        super().__init__(timeout_s=60.0)
         self._tokenizer = _byte_tokenizer()
-        self.trainer = RecordingTrainer()
-        self.engine = ScriptedEngine(self._script, logprob=-log(259))
+        self.trainer = RecordingTrainer(vocabulary_size=_VOCABULARY_SIZE)
+        self.engine = self._new_engine()
         self.logged: list[Logged] = []
         self._say = say
         self._api_key = api_key
-        self._server: ModelServer | None = None
-        self._store = MemoryStore()
-        self._steps: list[int] = [0]
-        self._request: RegisterRequest | None = None
-
-    async def __aenter__(self) -> Self:
-        # Until a model is registered nobody knows its name; the server answers to it from then on.
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def _script(self, prompt_ids: tuple[int, ...], _: Sampling) -> Sequence[int]:
-        return [*self._tokenizer.encode(self._say(self._tokenizer.decode(prompt_ids))), _END]
+        self._path = Path(path) if path is not None else Path(tempfile.mkdtemp(prefix="art-in-process-"))
+        if path is None:
+            weakref.finalize(self, shutil.rmtree, self._path, ignore_errors=True)
+        self._server: HostServer | None = None
+        self._starting = asyncio.Lock()
 
     @property
     def base_url(self) -> str:
-        """Root of all calls. It is itself the address of a trajectory, so that calls outside any are recorded too."""
         if self._server is None:
             raise ConfigError("no model is registered; call `await model.register(backend)` first")
-        return self._server.base_url(_APART).removesuffix("/v1")
+        return self._server.url
 
     @property
     def api_key(self) -> str | None:
         return self._api_key
 
-    async def register(self, request: RegisterRequest) -> ModelState:
-        if self._request is None:
-            server = ModelServer(
-                self.engine,
-                ChatMLHermesRenderer(self._tokenizer),
-                model_name=f"{request.project}/{request.name}",
-            )
-            await server.__aenter__()
-            server.open_trajectory(_APART)
-            self._server, self._request = server, request
-        if request != self._request:
-            raise ConfigError(
-                f"this backend serves {self._request.project}/{self._request.name} as it was first registered, and "
-                "nothing else; make one backend for each model"
-            )
-        return await self.state(request.project, request.name)
+    def folder(self, project: str, name: str) -> Path:
+        """The run folder of a model."""
+        return self._path / project / name
 
-    async def state(self, project: str, name: str) -> ModelState:
-        self._check(project, name)
-        assert self._request is not None
-        return ModelState(
-            project=project,
-            name=name,
-            base_model=self._request.base_model,
-            inference_name=f"{project}/{name}",
-            step=self.trainer.step_count,
-            checkpoint_steps=list(self._steps),
-            folder="",
-        )
-
-    async def open_trajectory(self, project: str, name: str, trajectory_id: str) -> str:
-        return self._check(project, name).open_trajectory(trajectory_id)
-
-    async def close_trajectory(self, trajectory_id: str) -> list[Exchange]:
-        if self._server is None:
-            raise ConfigError("the backend is closed")
-        return self._server.close_trajectory(trajectory_id)
-
-    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]:
-        known = {exchange.id: exchange for exchange in self._check(project, name).exchanges(_APART)}
-        for exchange_id in ids:
-            if exchange_id not in known:
-                raise DataError(f"no call {exchange_id!r} of model {project}/{name} is recorded")
-        return [known[exchange_id] for exchange_id in ids]
-
-    @also_takes_a_model
-    async def train(
-        self,
-        project: str,
-        name: str,
-        groups: Sequence[TrajectoryGroup],
-        config: TrainConfig,
-        *,
-        on_progress: Callable[[str], None] = lambda _: None,
-    ) -> StepReport:
-        self._check(project, name)
-        scored = [group.with_rewards() for group in groups]
-        rows, counters = training_rows(
-            scored, policy_version=self.trainer.step_count, scale_by_std=config.scale_rewards
-        )
-        on_progress("train")
-        report = await train_step(
-            rows,
-            config.objective,
-            trainer=self.trainer,
-            engine=self.engine,
-            store=self._store,
-            canary=WeightSyncCanary(self._tokenizer.encode("probe"), tolerance=1e-6),
-            cursor={},
-        )
-        if report.step not in self._steps:
-            self._steps.append(report.step)
-        return StepReport(report.step, {**counters, **report.metrics})
+    async def start(self) -> None:
+        """Start the server, unless it runs. It runs in the event loop that this is first called in."""
+        if self._server is not None:
+            return
+        async with self._starting:
+            if self._server is None:
+                host = _Host(self._path, _Parts.given(self._tokenizer, self._new_engine, self.engine, self.trainer))
+                self._server = await HostServer(host, api_key=self._api_key, grace_s=0.0).__aenter__()
 
     async def log(
         self,
@@ -170,31 +115,121 @@ class InProcessBackend:
         step: int | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        self._check(project, name)
-        at = self.trainer.step_count if step is None else step
+        await super().log(project, name, groups, split=split, step=step, metrics=metrics)
+        at = (await self.state(project, name)).step if step is None else step
         self.logged.append(Logged(tuple(groups), split, at, dict(metrics or {})))
 
-    async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
-        self._check(project, name)
-        return [MetricRecord(step=entry.step, metrics=entry.metrics) for entry in self.logged]
-
-    async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
-        self._check(project, name)
-        self._steps = [step for step in self._steps if step in keep or step == max(self._steps)]
-        return await self.state(project, name)
-
     async def close(self) -> None:
+        await super().close()
         server, self._server = self._server, None
         if server is not None:
             await server.__aexit__(None, None, None)
-            await self.engine.aclose()
-            await self.trainer.aclose()
 
-    def _check(self, project: str, name: str) -> ModelServer:
-        known = self._request
-        if self._server is None or known is None or (project, name) != (known.project, known.name):
-            raise ModelNotFoundError(f"model {project}/{name} is not registered here")
-        return self._server
+    async def _explained(self, problem: str) -> BackendError:
+        return BackendError(f"no answer from the server in this process: {problem}")
+
+    def _new_engine(self) -> ScriptedEngine:
+        return _Engine(self._script, logprob=-log(_VOCABULARY_SIZE))
+
+    def _script(self, prompt_ids: tuple[int, ...], _: Sampling) -> Sequence[int]:
+        if prompt_ids == _PROBE:
+            return [_END]
+        return [*self._tokenizer.encode(self._say(self._tokenizer.decode(prompt_ids))), _END]
+
+
+class _Engine(ScriptedEngine):
+    """Leaves the canary's question, which no agent asked, out of `requests`."""
+
+    async def stream(self, prompt_ids: Sequence[int], sampling: Sampling) -> AsyncIterator[TokenChunk]:
+        chunks = super().stream(prompt_ids, sampling)
+        assert isinstance(chunks, AsyncGenerator), "it is closed when this is"
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if tuple(prompt_ids) == _PROBE:
+                    self.requests = [request for request in self.requests if request[0] != _PROBE]
+                yield chunk
+
+
+@dataclass(frozen=True)
+class _Parts(Parts):
+    """Parts of any model. `engines` and `trainers` are given out first, then new ones."""
+
+    tokenizer: TextTokenizer
+    new_engine: Callable[[], ScriptedEngine]
+    engines: list[ScriptedEngine] = field(default_factory=list)
+    trainers: list[RecordingTrainer] = field(default_factory=list)
+
+    @classmethod
+    def given(
+        cls,
+        tokenizer: TextTokenizer,
+        new_engine: Callable[[], ScriptedEngine],
+        engine: ScriptedEngine,
+        trainer: RecordingTrainer,
+    ) -> _Parts:
+        source = ModelSource(Path(), "scripted", "a script", sha256="")
+        return cls(source, ModelOptions(), "scripted", "recording", tokenizer, new_engine, [engine], [trainer])
+
+    async def open_renderer(self) -> ChatRenderer:
+        return ChatMLHermesRenderer(self.tokenizer)
+
+    async def open_engine(self, checkpoint: Checkpoint | None = None) -> Engine:
+        engine = self.engines.pop() if self.engines else self.new_engine()
+        if checkpoint is not None:
+            await engine.load(checkpoint)
+        return engine
+
+    async def open_trainer(self) -> Trainer:
+        return self.trainers.pop() if self.trainers else RecordingTrainer(vocabulary_size=_VOCABULARY_SIZE)
+
+    def canary(self, _: ChatRenderer) -> WeightSyncCanary:
+        return WeightSyncCanary(_PROBE, tolerance=1e-6)
+
+
+class _Host(ModelHost):
+    """A host whose models all have the same `parts`, whatever their base model is called."""
+
+    def __init__(self, folder: Path, parts: _Parts) -> None:
+        super().__init__(folder)
+        self._parts = parts
+
+    def _open(self, name: str, request: RegisterRequest) -> asyncio.Task[HostedModel]:
+        async def opened() -> HostedModel:
+            try:
+                model = await self._opened(request)
+                self._restore_trajectories(model)
+                self._models[name] = model
+                return model
+            finally:
+                del self._opening[name]
+
+        task = self._opening[name] = asyncio.create_task(opened())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+    async def _opened(self, request: RegisterRequest) -> HostedModel:
+        folder = self.folder / request.project / request.name
+        options = self.options.of_model(request.config)
+        record = ModelRecord.read(folder) or ModelRecord(
+            project=request.project,
+            name=request.name,
+            base_model=request.base_model,
+            sha256=self._parts.source.sha256,
+            trainer=self._parts.trainer,
+            options=options,
+            created=int(time.time()),
+        )
+        record.check_same(request.base_model, options, trained_only=True)
+        store = RunStore(folder)
+        bounds = {"max_bytes": self.options.exchange_log_bytes, "max_records": self.options.exchange_log_records}
+        model = HostedModel(record, self._parts, store, ExchangeLog(folder, **bounds))
+        try:
+            await model.start()
+            record.write(folder)
+        except BaseException:
+            await model.close()
+            raise
+        return model
 
 
 def _byte_tokenizer() -> TextTokenizer:
