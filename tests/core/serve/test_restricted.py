@@ -202,7 +202,6 @@ async def test_a_model_whose_format_is_not_known_refuses_by_name(setup: Setup, m
     begun = [USER, {"role": "assistant", "content": "x"}]
     for messages, options, param in (
         ([USER], {"tool_choice": "required"}, "tool_choice"),
-        ([USER], {"parallel_tool_calls": False}, "parallel_tool_calls"),
         ([USER], {"response_format": FORMAT}, "response_format"),
         (begun, {}, "messages"),
     ):

@@ -21,7 +21,6 @@ from art_core.serve.served import Catalogue
 from art_core.serve.session import Session, Sessions
 from art_core.serve.wire import ApiError
 
-_MOST_BYTES = 64 << 20
 _BYTES_PER_TOKEN = 64
 """No prompt has more, on average; that of text is about 4, and of text in JSON's escapes about 12."""
 _FREE_BYTES = 1 << 20
@@ -46,10 +45,6 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
     async def answered(request: Request, kind: type[AnyRequest], call: Callable[..., Call]) -> Response:
         session = session_of(request)
         body = await request.body()
-        if len(body) > _MOST_BYTES:
-            raise ApiError(
-                413, f"the body has {len(body)} bytes; wanted at most {_MOST_BYTES}", code="request_too_large"
-            )
         attempt = session.attempts.begin(request.url.path, request.headers, body) if session else Attempt()
         with attempt.begun():
             asked = kind.parse(body)
