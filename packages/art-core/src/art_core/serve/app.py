@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from art_core.errors import ArtError, ContextLengthError
-from art_core.serve.chat import ChatCall
+from art_core.serve.chat import ChatCall, grammar_of
 from art_core.serve.chat_request import ChatRequest
 from art_core.serve.completions import CompletionCall
 from art_core.serve.reply import Call, Reply, error_response, told
@@ -52,6 +52,8 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
             _check_size(len(body), model.engine.max_context_tokens)
             if session is not None and session.model_name not in (None, model.name):
                 session = None  # an agent that asks a second model at the same address
+            if isinstance(asked, ChatRequest) and asked.restricts_answer:
+                await asyncio.to_thread(grammar_of, asked, model.renderer)  # so that `call` finds its schemas checked
             return Reply(call(asked, model=model, session=session, attempt=attempt), stop)
 
     async def models(request: Request) -> Response:

@@ -36,7 +36,7 @@ class ChatCall:
         self._session = session
         calling = request.calling
         self._tools = list(calling.offered)
-        grammar = _grammar(request, renderer)
+        grammar = grammar_of(request, renderer)
         num_choices = request.n or 1
         repeats = attempt.repeats
         if repeats:
@@ -163,8 +163,10 @@ class ChatCall:
         return {"prompt_token_ids": list(self.prompt.ids)}
 
 
-def _grammar(request: ChatRequest, renderer: ChatRenderer) -> str | None:
+def grammar_of(request: ChatRequest, renderer: ChatRenderer) -> str | None:
     """What restricts the answer of `request`, known to be enforceable; None for nothing.
+
+    A schema that is new here takes up to seconds to check.
 
     Raises:
         ApiError: 400, a schema that cannot be enforced, or a model whose format is not known well enough.

@@ -19,8 +19,8 @@ _LEAST_BYTES_PER_S = 16 << 10
 """A body may take `_GRACE_S`, and longer only as fast as this: whoever sends half of it holds no memory for ever."""
 _MEBIBYTE = 1 << 20
 DEFAULT_MAX_BODY_BYTES = 256 * _MEBIBYTE
-_MOST_BYTES = {"/train": None, "/log": None, "/v1/chat/completions": 64 * _MEBIBYTE, "/v1/completions": 64 * _MEBIBYTE}
-_MOST_BYTES_ELSEWHERE = 16 * _MEBIBYTE
+_MOST_BYTES = 16 * _MEBIBYTE
+_OF_TRAJECTORIES = ("/train", "/log")
 
 
 def check_exposure(address: str, api_key: str | None) -> None:
@@ -86,10 +86,7 @@ class Guard:
 
     def _most_bytes(self, path: str) -> int:
         """What a body for this route may have."""
-        for end, most_bytes in _MOST_BYTES.items():
-            if path.endswith(end):
-                return min(most_bytes or self._max_body_bytes, self._max_body_bytes)
-        return min(_MOST_BYTES_ELSEWHERE, self._max_body_bytes)
+        return self._max_body_bytes if path.endswith(_OF_TRAJECTORIES) else min(_MOST_BYTES, self._max_body_bytes)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes], most_bytes: int) -> ApiError | None:
         if self._authorization is not None and path != _FREE:
