@@ -153,6 +153,27 @@ def test_what_a_family_writes_it_reads(family: str) -> None:
 
 @pytest.mark.slow
 @families
+def test_an_only_call_comes_with_the_token_that_completes_it(family: str) -> None:
+    renderer = renderer_of(family)
+    if not renderer.supports_tools:
+        return
+    other = {"id": "d", "type": "function", "function": {"name": "look", "arguments": {"at": "{x}"}}}
+    calls = [CALL] if family == "Llama 3.2" else [CALL, other]
+    prompt, completion = sampled(renderer, {"role": "assistant", "content": "", "tool_calls": calls}, TOOLS)
+    parser = renderer.completion_parser(tools=TOOLS, prompt_ids=prompt, only_one_call=True)
+    deltas, size = [], 0
+    while not any(isinstance(delta, ToolCallDelta) for delta in deltas):
+        deltas += parser.push((completion[size],))
+        size += 1
+    whole = [delta for delta in parsed(renderer, prompt, completion, TOOLS) if isinstance(delta, ToolCallDelta)]
+    assert [delta for delta in deltas if isinstance(delta, ToolCallDelta)] == whole[:1]
+    assert parser.num_malformed_calls == 0
+    assert size < len(completion), "before the token that ends the turn"
+    assert len(whole) == len(calls)
+
+
+@pytest.mark.slow
+@families
 def test_whatever_was_sampled_is_extended_or_counted_as_a_fork(family: str) -> None:
     renderer = renderer_of(family)
     stops = renderer.get_stop_token_ids()

@@ -98,11 +98,33 @@ async def test_b064_a_call_is_required_only_where_its_spelling_is_known(tmp_path
         server.open_trajectory("t")
         model.say(HERMES_CALL)
         assert (await model.ask([USER], tools=TOOLS)).choices[0].message.tool_calls
-        refused: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
-        for param, value in refused.items():
-            with pytest.raises(BadRequestError) as caught:
-                await model.ask([USER], tools=TOOLS, **{param: value})
-            assert (caught.value.code, caught.value.param) == ("unsupported_parameter", param)
+        with pytest.raises(BadRequestError) as caught:
+            await model.ask([USER], tools=TOOLS, tool_choice="required")
+        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tool_choice")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["hermes", "spread"])
+async def test_an_only_call_ends_sampling_also_where_its_spelling_is_not_known(
+    tmp_path: Path, name: str, streaming: bool
+) -> None:
+    model = Family(tmp_path, name)
+    model.engine.chunk_size = 7
+    async with model.server as server:
+        server.open_trajectory("t")
+        model.say(f"One: }} {HERMES_CALL}\n{HERMES_CALL}")
+        answer = await model.ask([USER], tools=TOOLS, parallel_tool_calls=False, stream=streaming)
+        [exchange] = server.close_trajectory("t")
+        if streaming:
+            calls = [call for chunk in answer for call in chunk.choices[0].delta.tool_calls or ()]
+            content = "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+        else:
+            calls, content = answer.choices[0].message.tool_calls, answer.choices[0].message.content
+        assert [(c.function.name, c.function.arguments) for c in calls] == [("f", '{"a":1}')]
+        assert content.rstrip() == "One: }"
+        assert len(exchange.response["tool_calls"]) == 1
+    assert model.tokenizer.decode(exchange.completion_ids) == f"One: }} {HERMES_CALL}"
+    assert exchange.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("name", ["pythonic", "unknown"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -202,7 +204,6 @@ async def test_a_model_whose_format_is_not_known_refuses_by_name(setup: Setup, m
     begun = [USER, {"role": "assistant", "content": "x"}]
     for messages, options, param in (
         ([USER], {"tool_choice": "required"}, "tool_choice"),
-        ([USER], {"parallel_tool_calls": False}, "parallel_tool_calls"),
         ([USER], {"response_format": FORMAT}, "response_format"),
         (begun, {}, "messages"),
     ):
@@ -213,3 +214,42 @@ async def test_a_model_whose_format_is_not_known_refuses_by_name(setup: Setup, m
     with pytest.raises(BadRequestError) as caught:
         await agent([USER])
     assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "tools")
+
+
+@pytest.mark.parametrize("keyword", [{"not": {}}, {"$ref": "#"}, {"properties": {"x": {"pattern": "(?=a)b"}}}])
+async def test_a_refusal_of_a_tools_schema_quotes_the_reason_and_nothing_of_the_grammar(
+    setup: Setup, keyword: dict[str, Any]
+) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", **keyword}}}]
+    with pytest.raises(BadRequestError) as caught:
+        await setup.agent("t")([USER], tools=tools, tool_choice="required")
+    assert caught.value.code == "invalid_function_parameters"
+    message = str(caught.value)
+    assert "cannot be enforced: " in message
+    assert all(ours not in message for ours in ("x-guidance", "call_0", "arguments_0", "start:"))
+
+
+async def test_a_schema_that_takes_long_to_check_holds_up_nobody_and_one_that_is_too_large_is_refused(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, threads = threading.Event(), threading.Event(), []
+
+    def slow(*_: object, **__: object) -> None:
+        begun.set()
+        threads.append(threading.current_thread())
+        go_on.wait(20)
+
+    monkeypatch.setattr("art_core.serve.chat.check_grammar", slow)
+    setup.engine.say("meanwhile", '{"city":"Bonn"}')
+    agent = setup.agent("t")
+    long = asyncio.create_task(agent([USER], tools=[], response_format=FORMAT))
+    await asyncio.to_thread(begun.wait, 20)
+    assert (await agent([USER], tools=[])).choices[0].message.content == "meanwhile"
+    go_on.set()
+    assert json.loads((await long).choices[0].message.content) == {"city": "Bonn"}
+    assert threads[0] is not threading.main_thread()
+    monkeypatch.undo()
+    schema = {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(5000)}}
+    with pytest.raises(BadRequestError, match="wanted at most 120000") as caught:
+        await agent([USER], response_format={**FORMAT, "json_schema": {"name": "n", "schema": schema}})
+    assert caught.value.code == "invalid_json_schema"

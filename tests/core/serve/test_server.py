@@ -97,7 +97,10 @@ async def test_a_stream_joined_is_the_plain_answer(setup: Setup) -> None:
         assert (joined["finish_reason"], joined["malformed"]) == (choice.finish_reason, choice.malformed_tool_calls)
 
 
-async def test_content_streams_as_it_is_sampled_and_markup_is_held_back(setup: Setup) -> None:
+async def test_content_streams_as_it_is_sampled_and_markup_is_held_back(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("art_core.serve.reply._LEAST_GAP_S", 0.0)  # an event for each token
     setup.engine.say(f"a€{CALL}b")
     stream = await setup.agent("t")([USER], stream=True)
     texts = [c.choices[0].delta.content async for c in stream if c.choices and c.choices[0].delta.content]

@@ -83,7 +83,10 @@ async def test_sampling_ends_with_the_token_that_completes_the_stop_string(setup
     assert setup.engine.freed.is_set()
 
 
-async def test_a_possible_beginning_is_held_back_from_the_stream_and_comes_when_it_is_none(setup: Setup) -> None:
+async def test_a_possible_beginning_is_held_back_from_the_stream_and_comes_when_it_is_none(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("art_core.serve.reply._LEAST_GAP_S", 0.0)  # an event for each token
     setup.engine.say("ab###c")
     stream = await setup.agent("t")([USER], stop=["####"], stream=True)
     texts = [c.choices[0].delta.content async for c in stream if c.choices and c.choices[0].delta.content]

@@ -13,7 +13,7 @@ from art_core.render.hermes import call_text
 from art_core.serve.chat import ChatCall
 from art_core.serve.chat_request import ChatRequest
 from art_core.serve.retries import Attempt
-from art_core.serve.sampled import side_by_side
+from art_core.serve.sampled import Progress, side_by_side
 from art_core.serve.served import Served
 from art_core.serve.session import Session
 from art_core.testing import ScriptedEngine
@@ -48,13 +48,20 @@ options = st.fixed_dictionaries(
 )
 
 
-async def answered(lines: list[list[int]], chunk_size: int, session: Session | None, **fields: Any) -> ChatCall:
+async def answered(
+    lines: list[list[int]], chunk_size: int, session: Session | None, *, together: int = 1, **fields: Any
+) -> ChatCall:
+    """The call, sampled; in its stream each choice's steps come `together` at a time."""
     engine: Any = LineEngine(lines=[list(line) for line in lines], chunk_size=chunk_size)
     request = ChatRequest(model="m", messages=[USER], **fields)
     call = ChatCall(request, model=Served("m", engine, RENDERER, Kept()), session=session, attempt=Attempt())
     call_events = []
+    waiting: dict[int, list[Progress]] = {}
     async for index, step in side_by_side([choice.progress() for choice in call.choices]):
-        call_events += call.events(index, step)
+        waiting.setdefault(index, []).append(step)
+        if len(waiting[index]) == together or step.chunk.finish_reason is not None:
+            call_events += call.events(index, Progress.merged(waiting.pop(index)))
+    assert not waiting
     call.record()
     call.streamed = [*call.opening(), *call_events, *call.closing()]  # type: ignore[attr-defined]
     return call
@@ -84,14 +91,14 @@ def joined(events: list[dict[str, Any]], index: int) -> dict[str, Any]:
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.lists(completions(), min_size=3, max_size=3), st.integers(1, 9), options)
+@given(st.lists(completions(), min_size=3, max_size=3), st.integers(1, 9), st.integers(1, 5), options)
 async def test_a_stream_joined_is_the_plain_answer(
-    lines: list[list[int]], chunk_size: int, fields: dict[str, Any]
+    lines: list[list[int]], chunk_size: int, together: int, fields: dict[str, Any]
 ) -> None:
     if "tools" not in fields:
         fields.pop("parallel_tool_calls", None)
     session = Session("t")
-    call = await answered(lines, chunk_size, session, **fields)
+    call = await answered(lines, chunk_size, session, together=together, **fields)
     body, events = call.body(), call.streamed  # type: ignore[attr-defined]
     assert [joined(events, choice["index"]) for choice in body["choices"]] == body["choices"]
     whole = await answered(lines, 1000, None, **fields)

@@ -136,6 +136,8 @@ class Grammars:
 
 def _brief(message: str) -> str:
     """llguidance's message without the grammar's text that it quotes, and on one line."""
+    if "NoExtensionBias" in message:
+        return "nothing can follow it, as when a schema refers to itself and to nothing else"
     message = re.split(r"\n\s*\d+ \| |\n?<state>", message, maxsplit=1)[0]
     return " ".join(message.split())
 

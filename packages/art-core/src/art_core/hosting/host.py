@@ -15,7 +15,7 @@ from pathlib import Path
 
 from art_core.config import TrainConfig
 from art_core.control import MetricRecord, ModelState, RegisterRequest
-from art_core.errors import ArtError, ConfigError, DataError, ModelNotFoundError, UnknownTrajectoryError
+from art_core.errors import ArtError, ConfigError, DataError, ModelNotFoundError, StorageError, UnknownTrajectoryError
 from art_core.hosting.exchanges import open_trajectory_ids
 from art_core.hosting.model import HostedBy, HostedModel, open_model
 from art_core.hosting.options import HostOptions
@@ -278,7 +278,10 @@ class ModelHost:
         self._closed[trajectory_id] = (trajectory.model, [exchange.id for exchange in exchanges])
         if len(self._closed) > _REMEMBERED:
             self._closed.popitem(last=False)
-        trajectory.model.log.closed(trajectory_id)
+        try:
+            trajectory.model.log.closed(trajectory_id)
+        except StorageError as error:  # the record itself is whole; after a restart it is open until it expires
+            _log.warning("that trajectory %r was closed could not be noted: %s", trajectory_id, error)
         return exchanges
 
     async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]:
@@ -380,7 +383,10 @@ class ModelHost:
                 if now - trajectory.last_call > self.options.trajectory_ttl_s:
                     _log.warning("trajectory %r had no call for long and is closed", trajectory_id)
                     self.metrics.expired()
-                    await self.close_trajectory(trajectory_id)
+                    try:
+                        await self.close_trajectory(trajectory_id)
+                    except Exception:
+                        _log.exception("trajectory %r could not be closed; it is tried again", trajectory_id)
 
 
 @dataclass

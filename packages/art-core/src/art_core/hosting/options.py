@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art_core.errors import ConfigError
+from art_core.serve.guard import DEFAULT_MAX_BODY_BYTES
 
 _NOT_TRAINED = ("dtype", "num_threads", "engine_args")
 
@@ -62,6 +63,7 @@ class HostOptions(ModelOptions):
     exchange_log_bytes: disk that a model's log of recorded calls may take; the oldest are dropped first.
     exchange_log_records: calls of that log that can be looked up by their id.
     trajectory_ttl_s: an open trajectory without a call for so long is closed.
+    max_body_bytes: largest request, which is one that trains or logs; other routes take less.
     """
 
     max_wait_s: float = Field(default=120.0, gt=0.0, allow_inf_nan=False)
@@ -70,6 +72,7 @@ class HostOptions(ModelOptions):
     exchange_log_bytes: int = Field(default=1 << 30, ge=1)
     exchange_log_records: int = Field(default=200_000, ge=1)
     trajectory_ttl_s: float = Field(default=86_400.0, gt=0.0)
+    max_body_bytes: int = Field(default=DEFAULT_MAX_BODY_BYTES, ge=1)
 
     def of_model(self, config: dict[str, Any]) -> ModelOptions:
         """The options of a model that is registered with `config`."""

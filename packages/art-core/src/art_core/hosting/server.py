@@ -16,8 +16,6 @@ from art_core.serve.guard import Guard, check_exposure
 from art_core.serve.listener import Listener
 from art_core.serve.reply import error_response
 
-DEFAULT_MAX_BODY_BYTES = 1 << 30
-
 
 class HostServer:
     """Serves `host` while it is entered; the host is started and closed with it.
@@ -37,7 +35,6 @@ class HostServer:
         port: int = 0,
         api_key: str | None = None,
         grace_s: float = 10.0,
-        max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
         progress_every_s: float = 5.0,
     ) -> None:
         check_exposure(address, api_key)
@@ -46,7 +43,7 @@ class HostServer:
         self._closing = asyncio.Event()
         app = create_app(host, host.sessions, closing=self._closing)
         add_control(app, host, closing=self._closing, progress_every_s=progress_every_s)
-        self._guard = Guard(_recovering(app, host), api_key=api_key, max_body_bytes=max_body_bytes)
+        self._guard = Guard(_recovering(app, host), api_key=api_key, max_body_bytes=host.options.max_body_bytes)
         self._listener = Listener(host.metrics.counting(self._guard), address=address, port=port)
 
     async def __aenter__(self) -> Self:

@@ -115,10 +115,12 @@ class ChatRenderer(Protocol):
         tools: Sequence[ToolSpec] | None = None,
         prompt_ids: Sequence[int] | None = None,
         stop: Sequence[str] = (),
+        only_one_call: bool = False,
     ) -> CompletionParser:
         """A parser for one completion of `prompt_ids`. Without `tools` nothing is taken for a tool call.
 
-        The strings in `stop` are looked for in the text as it was sampled, reasoning and calls included.
+        The strings in `stop` are looked for in the text as it was sampled, reasoning and calls included. With
+        `only_one_call` the first call is given out by the token that completes it, and nothing after it matters.
         """
         ...
 

@@ -126,6 +126,7 @@ class ChatMLHermesRenderer:
         tools: Sequence[ToolSpec] | None = None,
         prompt_ids: Sequence[int] | None = None,  # noqa: ARG002 - of the protocol; every prompt is parsed alike here
         stop: Sequence[str] = (),
+        only_one_call: bool = False,  # noqa: ARG002 - of the protocol; every call is given out as soon as it is whole
     ) -> CompletionParser:
         return StreamParser(self._tokenizer, self._close_ids, with_calls=bool(tools), stop=stop)
 

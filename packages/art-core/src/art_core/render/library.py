@@ -117,8 +117,9 @@ class LibraryRenderer:
         tools: Sequence[ToolSpec] | None = None,
         prompt_ids: Sequence[int] | None = None,
         stop: Sequence[str] = (),
+        only_one_call: bool = False,
     ) -> CompletionParser:
-        return _WholeParser(self, self._tokenizer, tools, prompt_ids, stop)
+        return _WholeParser(self, self._tokenizer, tools, prompt_ids, stop, ends_with_call=only_one_call)
 
     def text_parser(self, *, stop: Sequence[str] = ()) -> CompletionParser:
         return StreamParser(self._tokenizer, self.get_stop_token_ids(), with_calls=False, stop=stop)
@@ -230,7 +231,10 @@ def _tool_parser(template: str, tokenizer: Any) -> str | None:
 
 
 class _WholeParser:
-    """Parses when all tokens are there: the library has no incremental parsers."""
+    """Parses when all tokens are there: the library has no incremental parsers.
+
+    With `ends_with_call` also behind every token that a call may end with, until the first call is whole.
+    """
 
     def __init__(
         self,
@@ -239,8 +243,11 @@ class _WholeParser:
         tools: Sequence[ToolSpec] | None,
         prompt_ids: Sequence[int] | None,
         stop: Sequence[str],
+        *,
+        ends_with_call: bool,
     ) -> None:
         self._renderer = renderer
+        self._ends_with_call = ends_with_call and bool(tools)
         self._tokenizer = tokenizer
         self._tools = tools
         self._prompt_ids = prompt_ids
@@ -259,11 +266,22 @@ class _WholeParser:
             self._text += "".join(
                 delta.text for delta in self._scanned.push(token_ids) if isinstance(delta, ContentDelta)
             )
+        if self._ends_with_call and not self.stopped and self._may_end_call(token_ids):
+            deltas = self._parsed()
+            if any(isinstance(delta, ToolCallDelta) for delta in deltas):
+                return deltas
         return []
+
+    def _may_end_call(self, token_ids: Sequence[int]) -> bool:
+        """Calls of every family end with a bracket: of JSON, of a list or of a tag."""
+        return any(end in self._renderer.token_text(token_id) for token_id in token_ids for end in "}])>")
 
     def finish(self) -> list[Delta]:
         if self.stopped:  # what precedes the stop string, encoded only to be parsed
             self._ids = list(self._tokenizer.encode(self._text, add_special_tokens=False))
+        return self._parsed()
+
+    def _parsed(self) -> list[Delta]:
         parsed = self._renderer.parse_response(self._ids, tools=self._tools, prompt_ids=self._prompt_ids)
         readable = [call for call in parsed.tool_calls if call.status == ToolCallParseStatus.OK and self._tools]
         unreadable = [call.raw for call in parsed.tool_calls if call not in readable]

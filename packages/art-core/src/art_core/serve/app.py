@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from art_core.errors import ArtError, ContextLengthError
-from art_core.serve.chat import ChatCall
+from art_core.serve.chat import ChatCall, grammar_of
 from art_core.serve.chat_request import ChatRequest
 from art_core.serve.completions import CompletionCall
 from art_core.serve.reply import Call, Reply, error_response, told
@@ -21,7 +21,6 @@ from art_core.serve.served import Catalogue
 from art_core.serve.session import Session, Sessions
 from art_core.serve.wire import ApiError
 
-_MOST_BYTES = 64 << 20
 _BYTES_PER_TOKEN = 64
 """No prompt has more, on average; that of text is about 4, and of text in JSON's escapes about 12."""
 _FREE_BYTES = 1 << 20
@@ -48,10 +47,6 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
     async def answered(request: Request, kind: type[AnyRequest], call: Callable[..., Call]) -> Response:
         session = session_of(request)
         body = await request.body()
-        if len(body) > _MOST_BYTES:
-            raise ApiError(
-                413, f"the body has {len(body)} bytes; wanted at most {_MOST_BYTES}", code="request_too_large"
-            )
         attempt = session.attempts.begin(request.url.path, request.headers, body) if session else Attempt()
         with attempt.begun():
             asked = kind.parse(body)
@@ -59,6 +54,8 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
             _check_size(len(body), model.engine.max_context_tokens)
             if session is not None and session.model_name not in (None, model.name):
                 session = None  # an agent that asks a second model at the same address
+            if isinstance(asked, ChatRequest) and asked.restricts_answer:
+                await asyncio.to_thread(grammar_of, asked, model.renderer)  # so that `call` finds its schemas checked
             return Reply(call(asked, model=model, session=session, attempt=attempt), stop)
 
     async def models(request: Request) -> Response:

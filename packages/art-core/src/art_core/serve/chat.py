@@ -36,7 +36,7 @@ class ChatCall:
         self._session = session
         calling = request.calling
         self._tools = list(calling.offered)
-        grammar = _grammar(request, renderer)
+        grammar = grammar_of(request, renderer)
         num_choices = request.n or 1
         repeats = attempt.repeats
         if repeats:
@@ -57,7 +57,12 @@ class ChatCall:
                     index=index,
                     grammar=grammar,
                 ),
-                renderer.completion_parser(tools=self._tools, prompt_ids=prompt.ids, stop=request.stop or ()),
+                renderer.completion_parser(
+                    tools=self._tools,
+                    prompt_ids=prompt.ids,
+                    stop=request.stop or (),
+                    only_one_call=calling.only_one,
+                ),
                 engine=model.engine,
                 session=session,
                 only_one_call=calling.only_one,
@@ -158,8 +163,10 @@ class ChatCall:
         return {"prompt_token_ids": list(self.prompt.ids)}
 
 
-def _grammar(request: ChatRequest, renderer: ChatRenderer) -> str | None:
+def grammar_of(request: ChatRequest, renderer: ChatRenderer) -> str | None:
     """What restricts the answer of `request`, known to be enforceable; None for nothing.
+
+    A schema that is new here takes up to seconds to check.
 
     Raises:
         ApiError: 400, a schema that cannot be enforced, or a model whose format is not known well enough.
@@ -178,12 +185,10 @@ def _grammar(request: ChatRequest, renderer: ChatRenderer) -> str | None:
     name = ""
     if calling.callable:
         name = "tool_choice"
-    elif calling.only_one:
-        name = "parallel_tool_calls"
     elif calling.offered and schema is not None:
         name = "response_format"
     if not name:
-        return answer
+        return answer  # an only call needs no grammar: calls are read as they come, and the first one ends the answer
     tools = calling.callable or calling.offered
     instead = None if calling.callable else schema
     grammar = renderer.tool_call_grammar(tools, only_one=calling.only_one, instead=instead)
@@ -193,8 +198,6 @@ def _grammar(request: ChatRequest, renderer: ChatRenderer) -> str | None:
             "one; leave it out",
             name,
         )
-    if not calling.callable and schema is None:
-        return None  # calls are read as they come, and the first one ends the answer
     for tool in tools:
         param = f"tools[{(request.tools or []).index(tool)}].function.parameters"
         check_grammar(renderer.tool_call_grammar([tool]) or grammar, code="invalid_function_parameters", param=param)

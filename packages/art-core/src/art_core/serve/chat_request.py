@@ -98,6 +98,11 @@ class ChatRequest(Request):
         return self.messages[-1].get("role") == "assistant"
 
     @property
+    def restricts_answer(self) -> bool:
+        """Whether only some answers may be sampled."""
+        return self.answer_schema is not None or bool(self.calling.callable)
+
+    @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +14,13 @@ from art_core.serve.reply import error_response
 from art_core.serve.wire import ApiError
 
 _FREE = "/healthz"
+_GRACE_S = 30.0
+_LEAST_BYTES_PER_S = 16 << 10
+"""A body may take `_GRACE_S`, and longer only as fast as this: whoever sends half of it holds no memory for ever."""
+_MEBIBYTE = 1 << 20
+DEFAULT_MAX_BODY_BYTES = 256 * _MEBIBYTE
+_MOST_BYTES = 16 * _MEBIBYTE
+_OF_TRAJECTORIES = ("/train", "/log")
 
 
 def check_exposure(address: str, api_key: str | None) -> None:
@@ -40,9 +48,9 @@ def _is_loopback(address: str) -> bool:
 class Guard:
     """An app that lets through to `app` what may pass; everything else is answered with an OpenAI error.
 
-    With an `api_key`, all but `/healthz` needs it as bearer token. A body of more than `max_body_bytes` is refused
-    as soon as that is known. From `draining` on, new requests are told to come again later. `idle` is set while no
-    request is in flight.
+    With an `api_key`, all but `/healthz` needs it as bearer token. A body that is larger than its route takes (at most
+    `max_body_bytes`, which is for trajectories) is refused as soon as that is known; so is one that comes too slowly.
+    From `draining` on, new requests are told to come again later. `idle` is set while no request is in flight.
     """
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, max_body_bytes: int) -> None:
@@ -59,7 +67,8 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = {name.lower(): value for name, value in scope["headers"]}
-        error = self._refusal(scope["path"], headers)
+        most_bytes = self._most_bytes(scope["path"])
+        error = self._refusal(scope["path"], headers, most_bytes)
         if error is not None:
             response = error_response(error)
             if error.status == 401:
@@ -69,13 +78,17 @@ class Guard:
         self._num_in_flight += 1
         self.idle.clear()
         try:
-            await self._app(scope, self._bounded(receive), send)
+            await self._app(scope, self._bounded(receive, most_bytes), send)
         finally:
             self._num_in_flight -= 1
             if not self._num_in_flight:
                 self.idle.set()
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
+    def _most_bytes(self, path: str) -> int:
+        """What a body for this route may have."""
+        return self._max_body_bytes if path.endswith(_OF_TRAJECTORIES) else min(_MOST_BYTES, self._max_body_bytes)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes], most_bytes: int) -> ApiError | None:
         if self._authorization is not None and path != _FREE:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, self._authorization):
@@ -87,26 +100,45 @@ class Guard:
                 retry_after_s=5,
             )  # fmt: skip
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > self._max_body_bytes:
-            return self._too_large()
+        if not length.isdigit() or int(length) > most_bytes:
+            return _too_large(most_bytes)
         return None
 
-    def _bounded(self, receive: Receive) -> Receive:
+    def _bounded(self, receive: Receive, most_bytes: int) -> Receive:
         size_bytes = 0
+        is_whole = False
+        started = time.monotonic()
 
         async def bounded() -> Message:
-            nonlocal size_bytes
-            message = await receive()
+            nonlocal size_bytes, is_whole
+            if is_whole:
+                return await receive()  # waits for the client to hang up
+            until = started + _GRACE_S + size_bytes / _LEAST_BYTES_PER_S
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    message = await receive()
+            except TimeoutError:
+                raise _too_slow(size_bytes, time.monotonic() - started) from None
             size_bytes += len(message.get("body", b""))
-            if size_bytes > self._max_body_bytes:
-                raise self._too_large()
+            if size_bytes > most_bytes:
+                raise _too_large(most_bytes)
+            is_whole = not message.get("more_body", False)
             return message
 
         return bounded
 
-    def _too_large(self) -> ApiError:
-        return ApiError(
-            413,
-            f"the body has more than {self._max_body_bytes} bytes, the most this server takes; send less at a time",
-            code="request_too_large",
-        )
+
+def _too_large(most_bytes: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body has more than {most_bytes} bytes, the most this server takes here; send less at a time",
+        code="request_too_large",
+    )
+
+
+def _too_slow(size_bytes: int, seconds: float) -> ApiError:
+    return ApiError(
+        408,
+        f"only {size_bytes} bytes of the body came in {seconds:.0f} s, and not its end; send the request again",
+        code="request_timeout",
+    )

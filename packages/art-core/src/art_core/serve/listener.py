@@ -12,11 +12,45 @@ from typing import Self
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from art_core.errors import ConfigError
 
 _KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that none sends a call into one that is just being closed."""
+
+
+_HEAD_S = 30
+"""Longest time for the head of a request, or for what still comes of a body after it was refused."""
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection that sends something for long without asking anything: uvicorn itself would wait for ever."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unwatch()  # a request is being answered; its body has a time limit of its own
+        elif self._late is None:
+            self._late = self.loop.call_later(_HEAD_S, self.transport.abort)
+
+    def _unwatch(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class _Server(uvicorn.Server):
@@ -45,6 +79,7 @@ class Listener:
         self._port = port
         self._config = uvicorn.Config(
             app,
+            http=_Protocol,
             log_config=None,
             log_level="warning",
             access_log=False,

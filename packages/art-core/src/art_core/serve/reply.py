@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -18,6 +19,9 @@ from art_core.serve.sampled import Progress, Sampled, side_by_side
 from art_core.serve.wire import SSE_DONE, ApiError, as_api_error, sse
 
 _logger = logging.getLogger(__name__)
+_LEAST_GAP_S = 0.04
+"""Tokens of a stream that come closer together than this share an event: nobody reads faster, and events cost more than
+tokens do."""
 
 
 def told(error: Exception) -> ApiError:
@@ -30,6 +34,8 @@ def told(error: Exception) -> ApiError:
 
 def error_response(error: ApiError) -> Response:
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    if error.status == 408:
+        headers["connection"] = "close"  # the rest of the body is not waited for
     return JSONResponse(error.body(), status_code=error.status, headers=headers)
 
 
@@ -94,18 +100,18 @@ class Reply(Response):
 
     async def _stream(self, send: Send) -> None:
         with self._call.attempt.begun():
-            async with contextlib.aclosing(self._steps()) as steps:
+            async with contextlib.aclosing(self._steps()) as steps, _Events(self._call, send) as events:
                 async for index, step in steps:
                     if not self._stream_begun:
                         await self._begin_stream(send)
-                        await self._events(send, self._call.opening())
-                    await self._events(send, self._call.events(index, step))
+                        await send(_body(self._call.opening()))
+                    await events.add(index, step)
             self._call.record()
-        await self._events(send, self._call.closing())
+        last = self._call.closing()
         options = self._call.request.stream_options
         if options is not None and options.include_usage:
-            await self._events(send, [self._call.usage_event()])
-        await send({"type": "http.response.body", "body": SSE_DONE, "more_body": False})
+            last.append(self._call.usage_event())
+        await send({"type": "http.response.body", "body": _body(last)["body"] + SSE_DONE, "more_body": False})
 
     def _steps(self) -> AsyncGenerator[tuple[int, Progress], None]:
         return side_by_side([choice.progress() for choice in self._call.choices])
@@ -115,15 +121,73 @@ class Reply(Response):
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def _events(self, send: Send, events: Sequence[dict[str, Any]]) -> None:
-        for event in events:
-            await send({"type": "http.response.body", "body": sse(event), "more_body": True})
-
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._stream_begun:
             await send({"type": "http.response.body", "body": sse(error.body()), "more_body": False})
         else:
             await error_response(error)(scope, receive, send)
+
+
+class _Events:
+    """Sends the steps of a call as events: the first at once, and then what has come in each `_LEAST_GAP_S` together.
+
+    Left normally or with an error of the call, it has sent all steps; when it is cancelled, the rest is dropped.
+    """
+
+    def __init__(self, call: Call, send: Send) -> None:
+        self._call = call
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[int, list[Progress]] = {}
+        self._sent_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            if error is None or isinstance(error, Exception):
+                if self._sending is not None:
+                    await self._sending
+                await self._send_waiting()
+        finally:
+            if self._sending is not None:
+                self._sending.cancel()
+                await asyncio.gather(self._sending, return_exceptions=True)
+
+    async def add(self, index: int, step: Progress) -> None:
+        self._waiting.setdefault(index, []).append(step)
+        if self._sending is not None:
+            if not self._sending.done():
+                return  # the client reads slowly: this goes with what comes next
+            self._sending.result()
+        wait_s = self._sent_at + _LEAST_GAP_S - self._loop.time()
+        if wait_s <= 0.0:
+            await self._send_waiting()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(wait_s, self._begin_sending)
+
+    def _begin_sending(self) -> None:
+        self._timer = None
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_waiting())
+
+    async def _send_waiting(self) -> None:
+        while self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            self._sent_at = self._loop.time()
+            merged = [(index, Progress.merged(steps)) for index, steps in waiting.items()]
+            await self._send(_body([event for index, step in merged for event in self._call.events(index, step)]))
+
+
+def _body(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": b"".join(map(sse, events)), "more_body": True}
 
 
 async def _hung_up(receive: Receive) -> None:

@@ -28,6 +28,20 @@ class Progress:
     chunk: TokenChunk
     deltas: list[dict[str, Any]]
 
+    @classmethod
+    def merged(cls, steps: Sequence[Progress]) -> Progress:
+        """Steps of one choice that followed each other as one; neighbouring pieces of text are one piece."""
+        if len(steps) == 1:
+            return steps[0]
+        deltas: list[dict[str, Any]] = []
+        for delta in (delta for step in steps for delta in step.deltas):
+            [(key, value)] = delta.items()
+            if key != "tool_calls" and deltas and key in deltas[-1]:
+                deltas[-1] = {key: deltas[-1][key] + value}
+            else:
+                deltas.append(delta)
+        return cls(_concatenated([step.chunk for step in steps]), deltas)
+
 
 class Sampled:
     """A completion of `prompt`. Iterate `progress()` to its end; then `message`, `chunk` and `exchange()` are whole.
@@ -86,10 +100,9 @@ class Sampled:
         deltas: list[Delta] = []
         for index, token_id in enumerate(chunk.token_ids):
             deltas += self._parser.push((token_id,))
-            calls = [place for place, delta in enumerate(deltas) if isinstance(delta, ToolCallDelta)]
-            if self._only_one_call and calls:
+            if self._only_one_call and any(isinstance(delta, ToolCallDelta) for delta in deltas):
                 chunk = _cut(chunk, index + 1)
-                deltas = deltas[: calls[0] + 1]
+                deltas = _up_to_first_call(deltas)
                 break
             if self._parser.stopped:
                 chunk = _cut(chunk, index + 1)
@@ -132,15 +145,7 @@ class Sampled:
     @cached_property
     def chunk(self) -> TokenChunk:
         """All its tokens as one chunk, once it is finished."""
-        taken = self._taken
-        return TokenChunk(
-            token_ids=tuple(token for chunk in taken for token in chunk.token_ids),
-            logprobs=tuple(logprob for chunk in taken for logprob in chunk.logprobs),
-            policy_version=taken[-1].policy_version,
-            finish_reason=self.finish_reason,
-            forced=_filled([(chunk.forced, len(chunk.token_ids)) for chunk in taken], False),
-            top_logprobs=_filled([(chunk.top_logprobs, len(chunk.token_ids)) for chunk in taken], ()),
-        )
+        return _concatenated(self._taken)
 
     @property
     def extras(self) -> dict[str, Any]:
@@ -230,8 +235,19 @@ def _cut(chunk: TokenChunk, size: int) -> TokenChunk:
     )
 
 
+def _concatenated(chunks: Sequence[TokenChunk]) -> TokenChunk:
+    """Chunks of one completion that followed each other as one."""
+    return TokenChunk(
+        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        logprobs=tuple(logprob for chunk in chunks for logprob in chunk.logprobs),
+        policy_version=chunks[-1].policy_version,
+        finish_reason=chunks[-1].finish_reason,
+        forced=_filled([(chunk.forced, len(chunk.token_ids)) for chunk in chunks], False),
+        top_logprobs=_filled([(chunk.top_logprobs, len(chunk.token_ids)) for chunk in chunks], ()),
+    )
+
+
 def _up_to_first_call(deltas: Sequence[Delta]) -> list[Delta]:
-    """For parsers that read calls at the end only."""
     calls = [place for place, delta in enumerate(deltas) if isinstance(delta, ToolCallDelta)]
     return list(deltas[: calls[0] + 1] if calls else deltas)
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from art_core.protocols import Engine, Recorder
 from art_core.render.base import ChatRenderer
 from art_core.serve.app import create_app
+from art_core.serve.guard import DEFAULT_MAX_BODY_BYTES, Guard
 from art_core.serve.listener import Listener
 from art_core.serve.served import OneModel, Served
 from art_core.serve.session import Sessions
@@ -31,7 +32,8 @@ class ModelServer:
         self._sessions = Sessions()
         self._closing = asyncio.Event()
         model = Served(model_name, engine, renderer, recorder)
-        self._listener = Listener(create_app(OneModel(model), self._sessions, closing=self._closing))
+        app = create_app(OneModel(model), self._sessions, closing=self._closing)
+        self._listener = Listener(Guard(app, api_key=None, max_body_bytes=DEFAULT_MAX_BODY_BYTES))
 
     async def __aenter__(self) -> Self:
         await self._listener.__aenter__()

@@ -32,6 +32,7 @@ ERROR_CODES = {
     "loading": "503: the model was still being loaded after the longest wait",
     "missing_required_parameter": "400: a field that must be there is not",
     "model_not_found": "404: no model of that name is served",
+    "request_timeout": "408: the body did not come to its end in time",
     "request_too_large": "413: the body has more bytes than the server takes",
     "shutting_down": "503: the server ends and takes no new calls",
     "unknown_trajectory": "404: no trajectory of that id is open",
