@@ -7,8 +7,6 @@ from typing import Any, Self
 
 import httpx2
 import openai
-from art_core import TrainableModel
-from art_core.errors import ConfigError
 from langchain_core.caches import BaseCache
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessageChunk
@@ -17,6 +15,8 @@ from langchain_core.utils import secret_from_env
 from langchain_openai import ChatOpenAI
 from pydantic import Field, PrivateAttr, SecretStr, model_validator
 
+from art_core import TrainableModel
+from art_core.errors import ConfigError
 from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport, records
 
 TIMEOUT_S = 1200.0

@@ -8,6 +8,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 import httpx2
+
 from art_core import TrainableModel
 from art_core.capturing import NO_KEY, served_model
 from art_core.errors import ConfigError
