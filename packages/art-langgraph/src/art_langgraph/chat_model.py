@@ -17,7 +17,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils import secret_from_env
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_openai import ChatOpenAI
-from pydantic import Field, PrivateAttr, SecretStr, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
 
 from art_core import TrainableModel
 from art_core.errors import ConfigError
@@ -41,7 +41,7 @@ class ArtChatModel(ChatOpenAI):
     Build it once, anywhere, also before `model.register`, and share it between threads, event loops and rollouts. A
     call made inside a rollout (`art_langgraph.rollout`, `art_core.capture`) is recorded there; any other is answered
     and not recorded. Each call is answered by the newest weights, or by those of `step`. `role` names the part that
-    this model plays in a graph with several; it travels as `metadata={"role": ...}` of each request.
+    this model plays in a graph with several; it travels as `metadata={"role": ...}` of each request, beside what `extra_body={"metadata": {...}}` says.
 
     Without a `TrainableModel`, give `base_url=` (that of a server, or of a trajectory), `model="project/name"`, and
     `api_key=`, which is otherwise read from ART_API_KEY. `options` are those of `ChatOpenAI`, as far as they concern
@@ -84,7 +84,13 @@ class ArtChatModel(ChatOpenAI):
         _check_options(options, of_model=trainable is not None)
         if trainable is not None:
             options = {"model_name": f"{trainable.project}/{trainable.name}", **options, "openai_api_key": None}
-        super().__init__(**options)
+        try:
+            super().__init__(**options)
+        except ValidationError as error:  # pydantic's wrapping around what a check of ours says
+            cause = error.errors()[0].get("ctx", {}).get("error")
+            if isinstance(cause, ConfigError):
+                raise cause from None
+            raise
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +116,8 @@ class ArtChatModel(ChatOpenAI):
         async_client = httpx2.AsyncClient(transport=AsyncPlaceTransport(self._place), timeout=TIMEOUT_S)
         self.root_client = openai.OpenAI(http_client=client, **shared)
         self.root_async_client = openai.AsyncOpenAI(http_client=async_client, **shared)
+        for made in (self.root_client, self.root_async_client):
+            made.organization = made.project = None  # of the user's account at OpenAI, from the environment
         self.client = self.root_client.chat.completions
         self.async_client = self.root_async_client.chat.completions
         return self
@@ -141,12 +149,16 @@ class ArtChatModel(ChatOpenAI):
         payload["messages"] = to_wire(self._convert_input(input_).to_messages())
         if "max_tokens" in payload:
             payload["max_completion_tokens"] = payload.pop("max_tokens")
-        if self.role:
-            payload["metadata"] = {"role": self.role, **(payload.get("metadata") or {})}
+        body = dict(payload.pop("extra_body", None) or {})
+        metadata = {**(payload.pop("metadata", None) or {}), **(body.pop("metadata", None) or {})}
+        if self.role or metadata:
+            body["metadata"] = {**({"role": self.role} if self.role else {}), **metadata}
         if (wanted := payload.pop("response_format", None)) is not None:
             # As part of the body, so that the client only sends it: its own parsing throws answers away that were cut
             # off, and keeps no token ids of a stream.
-            payload["extra_body"] = {**(payload.get("extra_body") or {}), "response_format": response_format(wanted)}
+            body["response_format"] = response_format(wanted)
+        if body:
+            payload["extra_body"] = body
         return payload
 
     def _name_of_call(self, kwargs: Mapping[str, Any]) -> str:
