@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 import functools
 import operator
@@ -22,7 +23,6 @@ from pydantic import BaseModel
 
 import art_core as art
 from art_core.errors import ConfigError
-from art_core.types import Exchange
 from art_langgraph import ArtChatModel, init_chat_model
 from tests.langgraph.sensible import KEY, RawServer, SensibleBackend, call_of, chunks, completion
 
@@ -187,7 +187,7 @@ async def test_by_address_of_a_server_or_of_a_trajectory(model: art.TrainableMod
         inside = ArtChatModel("shop/clerk", base_url=root, api_key=KEY)  # the same model: its calls belong here
         await inside.ainvoke("a")
         address = trajectory.base_url
-        context = __import__("contextvars").Context()
+        context = contextvars.Context()
         by_url = ArtChatModel(base_url=address, model="shop/clerk")
         await asyncio.get_running_loop().create_task(by_url.ainvoke("b"), context=context)
     await ArtChatModel(base_url=root.removesuffix("/v1"), model="shop/clerk").ainvoke("c")
@@ -364,7 +364,7 @@ async def test_pickled_in_a_rollout_it_still_belongs_to_it(model: art.TrainableM
     llm = ArtChatModel(model)
     async with art.capture(model) as trajectory:
         again = pickle.loads(pickle.dumps(llm))
-        await asyncio.get_running_loop().create_task(again.ainvoke("hi"), context=__import__("contextvars").Context())
+        await asyncio.get_running_loop().create_task(again.ainvoke("hi"), context=contextvars.Context())
     assert len(trajectory.exchanges) == 1
     unregistered = ArtChatModel(art.TrainableModel(name="m", project="p", base_model="b"), step=2)
     again = pickle.loads(pickle.dumps(unregistered))
@@ -405,8 +405,3 @@ def test_importing_the_package_loads_no_library() -> None:
     code = "import sys, art_langgraph; print([n for n in ('langchain_core', 'openai', 'torch') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stdout.strip() == "[]"
-
-
-def conversation_of(exchange: Exchange) -> dict[str, Any]:
-    left_out = {"id", "trajectory_id", "started_at", "ended_at"}
-    return exchange.model_dump(exclude=left_out)

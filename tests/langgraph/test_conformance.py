@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
-import langchain_core.load.load as load
 import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_tests.integration_tests import ChatModelIntegrationTests
@@ -48,6 +48,7 @@ class TestUnit(ChatModelUnitTests):
 
         Whoever loads an `ArtChatModel` names it: `allowed_objects=[ArtChatModel]`, as the test of serialization does.
         """
+        load = importlib.import_module("langchain_core.load.load")
         listed = {*load._get_default_allowed_class_paths("all"), tuple(ArtChatModel.lc_id())}
         monkeypatch.setitem(load._default_class_paths_cache, "all", listed)
 

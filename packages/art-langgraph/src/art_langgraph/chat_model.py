@@ -11,8 +11,9 @@ from langchain_core.caches import BaseCache
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.runnables import Runnable, RunnableBinding
 from langchain_core.tools import BaseTool
 from langchain_core.utils import secret_from_env
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -23,7 +24,7 @@ from art_core import TrainableModel
 from art_core.errors import ConfigError
 from art_core.scope import innermost_scope
 from art_langgraph.answers import Joined, calls_apart, chat_result, extras, response_format, with_parsed, without_calls
-from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport, records
+from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport
 from art_langgraph.convert import to_wire
 
 TIMEOUT_S = 1200.0
@@ -41,7 +42,8 @@ class ArtChatModel(ChatOpenAI):
     Build it once, anywhere, also before `model.register`, and share it between threads, event loops and rollouts. A
     call made inside a rollout (`art_langgraph.rollout`, `art_core.capture`) is recorded there; any other is answered
     and not recorded. Each call is answered by the newest weights, or by those of `step`. `role` names the part that
-    this model plays in a graph with several; it travels as `metadata={"role": ...}` of each request, beside what `extra_body={"metadata": {...}}` says.
+    this model plays in a graph with several; it travels in the `metadata` of each request, beside
+    what `extra_body={"metadata": {...}}` says.
 
     Without a `TrainableModel`, give `base_url=` (that of a server, or of a trajectory), `model="project/name"`, and
     `api_key=`, which is otherwise read from ART_API_KEY. `options` are those of `ChatOpenAI`, as far as they concern
@@ -134,15 +136,32 @@ class ArtChatModel(ChatOpenAI):
 
     # What is sent
 
-    def _get_request_payload(
-        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """The body of a request; every way to call the model comes by here."""
-        if self.cache and records(self._place.served()):
+    def generate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        self._check_cache()
+        return super().generate(*args, **kwargs)
+
+    async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        self._check_cache()
+        return await super().agenerate(*args, **kwargs)
+
+    def _check_cache(self) -> None:
+        if self.cache and self._place.records():
             raise ConfigError(
                 "this ArtChatModel has a cache, and is called inside a rollout: a cached answer is not sampled and "
                 "cannot be trained on; leave cache= out, or use another ArtChatModel outside rollouts"
             )
+
+    def bind_tools(
+        self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **options: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """As `ChatOpenAI`. Bound once more, as agents do, what is returned keeps its options and gets the new tools."""
+        bound: Any = super().bind_tools(tools, **options)
+        return BoundTools(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
+
+    def _get_request_payload(
+        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The body of a request; every way to call the model comes by here."""
         payload = {**self._default_params, **kwargs, "model": self._name_of_call(kwargs)}
         if stop is not None:
             payload["stop"] = stop
@@ -374,6 +393,24 @@ def init_chat_model(
             "langchain.chat_models.init_chat_model for a model that is not trained"
         )
     return ArtChatModel(trained, **({"step": int(step)} if at else {}), **options)
+
+
+class BoundTools(RunnableBinding[LanguageModelInput, AIMessage]):
+    """An `ArtChatModel` with tools bound."""
+
+    def bind_tools(self, tools: Sequence[Any], **options: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with `tools` in place of those that were bound, and the options of both."""
+        kept = {name: value for name, value in self.kwargs.items() if name != "tools"}
+        if all(tool.get("function", {}).get("strict") for tool in self.kwargs.get("tools") or ({},)):
+            kept["strict"] = True
+        given = {name: value for name, value in options.items() if value is not None}
+        bound: Any = self.bound
+        again: Runnable[LanguageModelInput, AIMessage] = bound.bind_tools(tools, **{**kept, **given})
+        return again.with_config(self.config) if self.config else again
+
+    @classmethod
+    def lc_id(cls) -> list[str]:
+        return RunnableBinding.lc_id()
 
 
 def _made_again(kind: type[ArtChatModel], options: dict[str, Any]) -> ArtChatModel:
