@@ -1,4 +1,34 @@
 """Make a LangGraph agent trainable by swapping its chat model.
 
-Nothing is implemented yet: the package reserves the name.
+Importing this package loads nothing: names import what they need when asked for.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from art_langgraph.chat_model import ArtChatModel, init_chat_model
+    from art_langgraph.convert import from_wire, to_wire
+
+__all__ = ["ArtChatModel", "from_wire", "init_chat_model", "to_wire"]
+
+_LAZY = {
+    "ArtChatModel": "chat_model",
+    "from_wire": "convert",
+    "init_chat_model": "chat_model",
+    "to_wire": "convert",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(f"art_langgraph.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"art_langgraph has no {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
