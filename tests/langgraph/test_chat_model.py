@@ -13,6 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
+import httpx2
 import pytest
 from langchain_core.load import dumps, loads
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -23,7 +24,8 @@ from pydantic import BaseModel
 
 import art_core as art
 from art_core.errors import ConfigError
-from art_langgraph import ArtChatModel, init_chat_model
+from art_core.scope import ServedModel
+from art_langgraph import ArtChatModel, connection, init_chat_model
 from tests.langgraph.sensible import KEY, RawServer, SensibleBackend, call_of, chunks, completion
 
 
@@ -202,12 +204,13 @@ async def test_a_key_of_openai_is_not_sent_to_this_server(
         monkeypatch.setenv(name, "http://of-openai")
     monkeypatch.setenv("ART_API_KEY", "key-of-art")
     seen: list[Any] = []
-    from art_langgraph import connection
-
     address = connection._address
-    monkeypatch.setattr(
-        connection, "_address", lambda request, *rest: (address(request, *rest), seen.append(request))[0]
-    )
+
+    def watched(request: httpx2.Request, served: ServedModel, api_key: str) -> None:
+        address(request, served, api_key)
+        seen.append(request)
+
+    monkeypatch.setattr(connection, "_address", watched)
     by_url = ArtChatModel(base_url=model.inference_base_url, model="shop/clerk")
     for llm in (ArtChatModel(model), by_url):
         await llm.ainvoke("hi")
@@ -311,7 +314,7 @@ async def test_events_and_callbacks(model: art.TrainableModel) -> None:
     assert len(trajectory.exchanges) == 1
     kinds = [event["event"] for event in events]
     assert (kinds[0], kinds[-1]) == ("on_chat_model_start", "on_chat_model_end")
-    assert events[-1]["data"]["output"].text == "You said: hi"  # type: ignore[typeddict-item]
+    assert events[-1]["data"]["output"].text == "You said: hi"
 
 
 class Joke(BaseModel):
@@ -321,7 +324,7 @@ class Joke(BaseModel):
 
 async def test_structured_output_keeps_ids_plain_and_streamed(model: art.TrainableModel, bodies: list[Any]) -> None:
     for method in ("json_schema", "function_calling"):
-        chat = ArtChatModel(model).with_structured_output(Joke, method=method, include_raw=True)  # type: ignore[arg-type]
+        chat = ArtChatModel(model).with_structured_output(Joke, method=method, include_raw=True)
         async with art.capture(model) as trajectory:
             plain: Any = await chat.ainvoke("a joke")
             streamed: Any = [part async for part in chat.astream("a joke")]
@@ -387,8 +390,6 @@ async def test_init_chat_model_gives_the_model_of_the_rollout(model: art.Trainab
 
 
 async def test_a_model_that_is_not_trained_is_left_alone(model: art.TrainableModel) -> None:
-    import httpx2
-
     async with SensibleBackend() as elsewhere, httpx2.AsyncClient() as client:
         other = art.TrainableModel(name="other", project="shop", base_model="scripted")
         await other.register(elsewhere)
