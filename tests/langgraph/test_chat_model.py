@@ -55,12 +55,20 @@ async def test_every_way_to_call_is_recorded_with_ids_logprobs_and_versions(mode
         exchange = by_id.pop(metadata["exchange_id"])
         assert message.content == exchange.response["content"] == "You said: one"
         assert tuple(metadata["token_ids"]) == exchange.completion_ids
-        assert tuple(token["logprob"] for token in metadata["logprobs"]["content"]) == exchange.logprobs
+        assert tuple(metadata["token_logprobs"]) == exchange.logprobs
         assert (metadata["policy_version"], metadata["finish_reason"]) == (0, "stop")
         assert metadata["model_name"] == "shop/clerk"
         assert message.usage_metadata is not None
         assert message.usage_metadata["output_tokens"] == len(exchange.completion_ids)
         assert message.usage_metadata["input_tokens"] == len(exchange.prompt_ids)
+
+
+async def test_logprobs_of_openais_shape_are_there_when_they_are_asked_for(model: art.TrainableModel) -> None:
+    llm = ArtChatModel(model, logprobs=True, top_logprobs=2)
+    for message in await told(llm, "one"):
+        content = message.response_metadata["logprobs"]["content"]
+        assert [token["logprob"] for token in content] == message.response_metadata["token_logprobs"]
+        assert len(content[0]["top_logprobs"]) == 2
 
 
 async def test_outside_a_rollout_nothing_is_recorded(model: art.TrainableModel) -> None:
@@ -83,6 +91,14 @@ async def test_one_object_serves_many_rollouts_at_once(model: art.TrainableModel
     made = await asyncio.gather(*(rollout(name) for name in "abcdefgh"))
     for name, trajectory in zip("abcdefgh", made, strict=True):
         assert sorted(e.messages[0]["content"] for e in trajectory.exchanges) == [*[name] * 6, f"{name}0", f"{name}1"]
+
+
+async def test_calls_that_belong_to_no_rollout_are_counted_while_there_is_one(model: art.TrainableModel) -> None:
+    llm = ArtChatModel(model)
+    async with art.capture(model) as trajectory:
+        await llm.ainvoke("in")
+        await asyncio.get_running_loop().create_task(llm.ainvoke("out"), context=contextvars.Context())
+    assert (len(trajectory.exchanges), trajectory.metrics["capture/calls_outside"]) == (1, 1)
 
 
 async def test_it_may_be_built_before_the_model_is_registered(backend: SensibleBackend) -> None:
@@ -135,14 +151,14 @@ async def test_the_role_travels_as_metadata_beside_the_callers_own(
 
 
 async def test_options_reach_the_server(model: art.TrainableModel, bodies: list[Any]) -> None:
-    llm = ArtChatModel(model, temperature=0.5, max_tokens=9, top_p=0.9, seed=3, stop=["x"], logprobs=False)
+    llm = ArtChatModel(model, temperature=0.5, max_tokens=9, top_p=0.9, seed=3, stop=["x"], logprobs=True)
     await llm.ainvoke("hi")
     await llm.bind(stop=["y"], max_tokens=8, temperature=0.0).ainvoke("hi")
     assert [
         {k: b.get(k) for k in ("temperature", "max_completion_tokens", "stop", "seed", "logprobs")} for b in bodies
     ] == [
-        {"temperature": 0.5, "max_completion_tokens": 9, "stop": ["x"], "seed": 3, "logprobs": False},
-        {"temperature": 0.0, "max_completion_tokens": 8, "stop": ["y"], "seed": 3, "logprobs": False},
+        {"temperature": 0.5, "max_completion_tokens": 9, "stop": ["x"], "seed": 3, "logprobs": True},
+        {"temperature": 0.0, "max_completion_tokens": 8, "stop": ["y"], "seed": 3, "logprobs": True},
     ]
 
 
@@ -206,9 +222,9 @@ async def test_a_key_of_openai_is_not_sent_to_this_server(
     seen: list[Any] = []
     address = connection._address
 
-    def watched(request: httpx2.Request, served: ServedModel, api_key: str) -> None:
-        address(request, served, api_key)
+    def watched(request: httpx2.Request, served: ServedModel, api_key: str) -> str:
         seen.append(request)
+        return address(request, served, api_key)
 
     monkeypatch.setattr(connection, "_address", watched)
     by_url = ArtChatModel(base_url=model.inference_base_url, model="shop/clerk")

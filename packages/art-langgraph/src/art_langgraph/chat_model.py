@@ -50,7 +50,7 @@ class ArtChatModel(ChatOpenAI):
     Chat Completions. There is no cache unless one is given, and none inside a rollout.
 
     Messages are sent by `art_langgraph.convert.to_wire`. `response_metadata` of an answer has, streamed or not,
-    `token_ids` and `logprobs` of what was sampled, `policy_version`, and `exchange_id`, under which the call is
+    `token_ids` and `token_logprobs` of what was sampled, `policy_version`, and `exchange_id`, under which the call is
     recorded. Reasoning is in `additional_kwargs["reasoning_content"]`, and is sent back with the message.
 
     Serialized by LangChain or pickled, it becomes one of a `base_url`, that of the rollout it is pickled in, without
@@ -66,7 +66,6 @@ class ArtChatModel(ChatOpenAI):
     step: int | None = Field(default=None, ge=0)
 
     cache: BaseCache | bool | None = Field(default=False, exclude=True)
-    logprobs: bool | None = True
     openai_api_key: SecretStr | None = Field(
         alias="api_key", default_factory=secret_from_env(_KEY_VARIABLE, default=None)
     )
