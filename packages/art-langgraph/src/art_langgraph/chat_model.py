@@ -151,10 +151,14 @@ class ArtChatModel(ChatOpenAI):
             )
 
     def bind_tools(
-        self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **options: Any
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: dict[str, Any] | str | bool | None = None,
+        **options: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """As `ChatOpenAI`. Bound once more, as agents do, what is returned keeps its options and gets the new tools."""
-        bound: Any = super().bind_tools(tools, **options)
+        bound: Any = super().bind_tools(tools, tool_choice=tool_choice, **options)
         return BoundTools(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
 
     def _get_request_payload(
