@@ -9,15 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from art_langgraph.chat_model import ArtChatModel, init_chat_model
+    from art_langgraph.chat_model import ArtChatModel
     from art_langgraph.convert import from_wire, to_wire
+    from art_langgraph.of_rollout import init_chat_model
 
 __all__ = ["ArtChatModel", "from_wire", "init_chat_model", "to_wire"]
 
 _LAZY = {
     "ArtChatModel": "chat_model",
     "from_wire": "convert",
-    "init_chat_model": "chat_model",
+    "init_chat_model": "of_rollout",
     "to_wire": "convert",
 }
 
