@@ -16,7 +16,8 @@ class TrainConfig:
     """How one training step learns from scored groups.
 
     `loss`, `learning_rate`, `clip_low`, `clip_high`: see `Objective`. `scale_rewards` divides advantages by the
-    standard deviation of their group's rewards.
+    standard deviation of their group's rewards. With `roles`, only what was sampled in these roles is trained; the rest
+    is context. An answer's role is what the call said as `metadata={"role": ...}`; "" is that of calls without one.
     """
 
     learning_rate: float = 1e-5
@@ -24,8 +25,12 @@ class TrainConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28
     scale_rewards: bool = True
+    roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.roles, str) or not all(isinstance(role, str) for role in self.roles):
+            raise ConfigError(f"roles is {self.roles!r}; wanted names of roles, such as roles=('worker',)")
+        object.__setattr__(self, "roles", tuple(self.roles))
         if self.loss == "sft":
             raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; wanted 'ppo' or 'cispo'")
         _ = self.objective

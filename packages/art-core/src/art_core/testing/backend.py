@@ -144,7 +144,10 @@ class InProcessBackend:
         self._check(project, name)
         scored = [group.with_rewards() for group in groups]
         rows, counters = training_rows(
-            scored, policy_version=self.trainer.step_count, scale_by_std=config.scale_rewards
+            scored,
+            policy_version=self.trainer.step_count,
+            scale_by_std=config.scale_rewards,
+            roles=config.roles,
         )
         on_progress("train")
         report = await train_step(
