@@ -1,0 +1,128 @@
+"""Where the requests of a chat model go: to the server of its model, into the capture they are made in."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httpx2
+
+from art_core import TrainableModel
+from art_core.capturing import NO_KEY, served_model
+from art_core.errors import ConfigError
+from art_core.scope import ServedModel, current_scope
+from art_core.transport import AsyncModelTransport, ModelTransport
+
+PLACEHOLDER = "http://server-of-the-model.invalid"
+"""Root that requests are made to before it is known where the model is served. The transports put the real one in."""
+
+
+class Place(Protocol):
+    """Where a model is served. What it says may change between two calls: a model can be registered again."""
+
+    def served(self) -> ServedModel:
+        """Raises ConfigError while nobody serves the model."""
+        ...
+
+    def api_key(self) -> str: ...
+
+    def inference_name(self) -> str:
+        """What requests call the model, without a step."""
+        ...
+
+
+class OfModel:
+    """The place where a `TrainableModel` is registered."""
+
+    def __init__(self, model: TrainableModel) -> None:
+        self.model = model
+
+    def served(self) -> ServedModel:
+        return served_model(self.model.backend(), self.model.project, self.model.name)
+
+    def api_key(self) -> str:
+        return self.model.inference_api_key
+
+    def inference_name(self) -> str:
+        return self.model.get_inference_name()
+
+
+class OfUrl:
+    """A server's address, or that of a trajectory there, and the name of a model.
+
+    Raises:
+        ConfigError: the address is not one of HTTP.
+    """
+
+    def __init__(self, base_url: str, name: str, api_key: str) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"base_url is {base_url!r}; wanted an address like 'http://gpu-box:8400/v1'")
+        project, _, short = name.rpartition("/")
+        self._served = ServedModel(base_url.rstrip("/").removesuffix("/v1"), project, short)
+        self._name = name
+        self._api_key = api_key or NO_KEY
+
+    def served(self) -> ServedModel:
+        return self._served
+
+    def api_key(self) -> str:
+        return self._api_key
+
+    def inference_name(self) -> str:
+        return self._name
+
+
+def records(served: ServedModel) -> bool:
+    """Whether a call of `served` made here becomes part of a trajectory."""
+    return "/t/" in urlsplit(served.root).path or current_scope(served) is not None
+
+
+# Chat models of the same server share connections; those of a finished trajectory's address are let go.
+_async_transports: weakref.WeakValueDictionary[ServedModel, AsyncModelTransport] = weakref.WeakValueDictionary()
+_transports: weakref.WeakValueDictionary[ServedModel, ModelTransport] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class AsyncPlaceTransport(httpx2.AsyncBaseTransport):
+    """Connections to where `place` says, usable from every event loop."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._held: AsyncModelTransport | None = None
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        served = self._place.served()
+        with _lock:
+            transport = _async_transports.get(served)
+            if transport is None:
+                transport = _async_transports[served] = AsyncModelTransport(served)
+            self._held = transport
+        _address(request, served, self._place.api_key())
+        return await transport.handle_async_request(request)
+
+
+class PlaceTransport(httpx2.BaseTransport):
+    """Connections to where `place` says, usable from every thread."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._held: ModelTransport | None = None
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        served = self._place.served()
+        with _lock:
+            transport = _transports.get(served)
+            if transport is None:
+                transport = _transports[served] = ModelTransport(served)
+            self._held = transport
+        _address(request, served, self._place.api_key())
+        return transport.handle_request(request)
+
+
+def _address(request: httpx2.Request, served: ServedModel, api_key: str) -> None:
+    request.url = httpx2.URL(served.root + str(request.url).removeprefix(PLACEHOLDER))
+    request.headers["Host"] = request.url.netloc.decode("ascii")
+    request.headers["Authorization"] = f"Bearer {api_key}"
