@@ -30,8 +30,8 @@ def conversations(exchanges: Iterable[Exchange]) -> list[History]:
 
     A call whose messages continue a conversation (its messages, then its answer, in any of the spellings that clients
     echo, with the same tools and in the same role) belongs to it: the longest such one. Any other call opens a
-    conversation: a sub-agent, a parallel branch, an edited history. Each answer is a choice in exactly one conversation,
-    and carries the id of its exchange; what a conversation was opened with stays message dicts.
+    conversation: a sub-agent, a parallel branch, an edited history. Each answer is a choice in exactly one of them, and
+    carries the id of its exchange; what a conversation was opened with stays message dicts.
     """
     found: list[_Conversation] = []
     for exchange in sorted(exchanges, key=lambda exchange: exchange.started_at):

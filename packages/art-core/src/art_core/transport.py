@@ -56,7 +56,7 @@ class LoopsTransport(httpx2.AsyncBaseTransport):
         try:
             yield
         finally:
-            del self._pools[loop]
+            self._pools.pop(loop, None)
             await pool.aclose()
 
 

@@ -9,12 +9,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from art_langgraph._rollout import Rollout, current_trajectory, rollout, wrap_rollout
     from art_langgraph.chat_model import ArtChatModel
+    from art_langgraph.stats import Interval
+    from art_langgraph.training import Evaluation, TrainingResult, train
 
-__all__ = ["ArtChatModel"]
+__all__ = [
+    "ArtChatModel",
+    "Evaluation",
+    "Interval",
+    "Rollout",
+    "TrainingResult",
+    "current_trajectory",
+    "rollout",
+    "train",
+    "wrap_rollout",
+]
 
 _LAZY = {
     "ArtChatModel": "chat_model",
+    "Evaluation": "training",
+    "Interval": "stats",
+    "Rollout": "_rollout",
+    "TrainingResult": "training",
+    "current_trajectory": "_rollout",
+    "rollout": "_rollout",
+    "train": "training",
+    "wrap_rollout": "_rollout",
 }
 
 
