@@ -129,7 +129,7 @@ class Capture:
         self._trajectory._base_url = base_url.rstrip("/")
         self._trajectory._api_key = backend.api_key or NO_KEY
         served = served_model(backend, self._model.project, self._model.name)
-        self._scope = scope.enter(served, self._trajectory._base_url)
+        self._scope = scope.enter(served, self._trajectory._base_url, owner=self._model)
         return self._trajectory
 
     def _leave(self, error: BaseException | None) -> None:

@@ -128,9 +128,14 @@ def _normal_call(call: Any) -> dict[str, Any]:
 
 
 def message_key(message: ChatMessage) -> str:
-    """Equal for two spellings of the same message; ids of tool calls and fields that are not rendered do not count."""
+    """Equal for two spellings of the same message; ids of tool calls and fields that are not rendered do not count.
+
+    Nor does the name of an assistant: frameworks put one on the answers of each agent, and no model writes its own.
+    """
     normal = normal_message(message)
     normal.pop("tool_call_id", None)
+    if normal["role"] == "assistant":
+        normal.pop("name", None)
     normal["tool_calls"] = [call["function"] for call in normal.get("tool_calls", [])]
     return canonical_json(normal)
 

@@ -21,11 +21,13 @@ class Scope:
     """An open capture: calls of `model` go to `base_url`. `outer` is the capture around it, of whatever model.
 
     `num_outside` counts calls of the model's clients that were made in no capture of it while this one was open.
+    `owner` is what the capture was asked for: the caller's model.
     """
 
     model: ServedModel
     base_url: str
     outer: Scope | None
+    owner: object = None
     num_outside: int = field(default=0)
 
 
@@ -42,9 +44,14 @@ def current_scope(model: ServedModel) -> Scope | None:
     return scope
 
 
-def enter(model: ServedModel, base_url: str) -> Scope:
+def innermost_scope() -> Scope | None:
+    """The innermost capture around this code, of whatever model."""
+    return _current.get()
+
+
+def enter(model: ServedModel, base_url: str, owner: object = None) -> Scope:
     """Begin a capture in this context."""
-    scope = Scope(model, base_url, outer=_current.get())
+    scope = Scope(model, base_url, outer=_current.get(), owner=owner)
     with _lock:
         _open.setdefault(model, set()).add(scope)
     _current.set(scope)

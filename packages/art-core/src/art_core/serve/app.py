@@ -1,4 +1,4 @@
-"""Routes: chat and text completions, `/v1/models` and `/healthz`, and the same below `/t/<trajectory id>`."""
+"""Routes: chat and text completions, `/tokenize`, `/v1/models`, `/healthz`, and the same below `/t/<trajectory id>`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from art_core.serve.requests import AnyRequest, CompletionRequest
 from art_core.serve.retries import Attempt
 from art_core.serve.served import Catalogue
 from art_core.serve.session import Session, Sessions
+from art_core.serve.tokenize import tokenized
 from art_core.serve.wire import ApiError
 
 _MOST_BYTES = 64 << 20
@@ -59,6 +60,9 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
                 session = None  # an agent that asks a second model at the same address
             return Reply(call(asked, model=model, session=session, attempt=attempt), stop)
 
+    async def tokenize(request: Request) -> Response:
+        return JSONResponse(await tokenized(await request.body(), catalogue, _check_size))
+
     async def models(request: Request) -> Response:
         session_of(request)
         data = [
@@ -75,6 +79,7 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
     for prefix in ("", "/t/{trajectory_id:path}"):
         app.add_api_route(f"{prefix}/v1/chat/completions", chat_completions, methods=["POST"], response_model=None)
         app.add_api_route(f"{prefix}/v1/completions", completions, methods=["POST"], response_model=None)
+        app.add_api_route(f"{prefix}/tokenize", tokenize, methods=["POST"], response_model=None)
         app.add_api_route(f"{prefix}/v1/models", models, methods=["GET"], response_model=None)
         app.add_api_route(f"{prefix}/healthz", healthz, methods=["GET"], response_model=None)
 

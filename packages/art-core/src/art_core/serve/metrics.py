@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from art_core.types import Exchange
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/healthz", "/metrics")
+_ROUTES = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/models", "/healthz", "/metrics")
 _RATE_WINDOW_S = 30.0
 _WAITS_S = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0)
 

@@ -46,7 +46,7 @@ class Catalogue(Protocol):
 
 @dataclass(frozen=True)
 class OneModel:
-    """A catalogue of one."""
+    """A catalogue of one, known by its name, and as `name@step` while it serves that step."""
 
     model: Served
 
@@ -54,7 +54,7 @@ class OneModel:
         return (self.model,)
 
     async def find(self, name: str) -> Served:
-        if name != self.model.name:
+        if name not in (self.model.name, f"{self.model.name}@{self.model.engine.policy_version}"):
             raise ApiError(
                 404,
                 f"model {name!r} is not served here; the only one is {self.model.name!r}",
