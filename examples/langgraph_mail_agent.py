@@ -2,8 +2,7 @@
 
     python examples/langgraph_mail_agent.py [--model smollm2-135m | a folder | a hub id] [--steps 12]
 
-The mailbox is made up. Before and after, the agent is tried on people whom it never meets in training. Started again,
-the script goes on where it was.
+Before and after, it is tried on people whom it never meets in training. Started again, the script goes on where it was.
 """
 
 from __future__ import annotations
@@ -81,12 +80,13 @@ async def one_call(request: Any, handler: Any) -> Any:
 
 
 def grade(task: Task, messages: list[Any]) -> float:
-    """0.3 for finding the mail, 0.3 for reading it then, 0.4 for the right answer."""
+    """0.1 for a search to begin with, 0.2 for finding the mail, 0.3 for reading it, 0.4 for the right answer."""
     _, mail_id, number = task
     calls = [(call["name"], call["args"]) for m in messages if isinstance(m, AIMessage) for call in m.tool_calls]
     found = any(isinstance(m, ToolMessage) and m.content == f"mail id {mail_id}" for m in messages)
     has_read = found and ("read", {"id": mail_id}) in calls
-    return 0.3 * found + 0.3 * has_read + 0.4 * (("answer", {"number": number}) in calls)
+    has_searched = bool(calls) and calls[0][0] == "search"
+    return 0.1 * has_searched + 0.2 * found + 0.3 * has_read + 0.4 * (("answer", {"number": number}) in calls)
 
 
 async def main(args: argparse.Namespace) -> None:
