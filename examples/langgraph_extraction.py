@@ -76,7 +76,7 @@ async def main(options: argparse.Namespace) -> None:
     async def attempt(task: tuple[str, Order]) -> float:
         text, wanted = task
         order = (await graph.ainvoke({"text": text}))["order"]
-        right = [order is not None and getattr(order, name) == getattr(wanted, name) for name in Order.model_fields]
+        right = [bool(order and getattr(order, name) == getattr(wanted, name)) for name in Order.model_fields]
         art_langgraph.current_trajectory().metrics["all_right"] = all(right)
         return sum(right) / len(right)
 

@@ -95,7 +95,7 @@ async def main(options: argparse.Namespace) -> None:
 
     async def attempt(task: Task) -> float:
         state = await graph.ainvoke({"question": task.question})
-        return 0.5 * (state.get("worker") == task.worker) + 0.5 * (state.get("answer") == task.answer)
+        return 0.5 * bool(state.get("worker") == task.worker) + 0.5 * bool(state.get("answer") == task.answer)
 
     async with contextlib.AsyncExitStack() as stack:
         if options.url:

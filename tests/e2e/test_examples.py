@@ -33,7 +33,7 @@ TRAINING = {
 
 # Each example with a graph: its model, options that make it short, fewest and most calls of a rollout, and the roles.
 GRAPHS: dict[str, tuple[str, list[str], int, int, set[str]]] = {
-    "langgraph_mail_agent": ("mail-agent", ["--groups", "2", "--held-out", "2"], 1, 4, {""}),
+    "langgraph_mail_agent": ("mail-agent", ["--held-out", "2"], 1, 4, {""}),
     "langgraph_supervisor": ("farm-office", [], 1, 2, {"supervisor", "counter", "farmer"}),
     "langgraph_extraction": ("order-reader", ["--held-out", "2"], 1, 2, {""}),
     "langgraph_judged": ("shop-replies", ["--passes", "1"], 2, 2, {""}),

@@ -253,7 +253,9 @@ async def test_subgraphs_are_recorded(served: Served) -> None:
 def supervised(model: art.TrainableModel) -> Any:
     """A supervisor hands the question to one of two workers, who are agents with a tool, until it is done."""
     supervisor = ArtChatModel(model, role="supervisor")
-    workers = {name: create_agent(ArtChatModel(model, role=name), [add]) for name in ("adder", "speaker")}
+    workers: dict[str, Any] = {
+        name: create_agent(ArtChatModel(model, role=name), [add]) for name in ("adder", "speaker")
+    }
 
     async def supervise(state: MessagesState) -> Command[str]:
         if isinstance(state["messages"][-1], AIMessage):

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 import art_core as art
 import art_langgraph
 from art_core.errors import ConfigError, DataError
+from art_core.types import RolloutError
 from art_langgraph import ArtChatModel, Rollout, current_trajectory, rollout, wrap_rollout
 from tests.langgraph.graphs import last, said, serving
 
@@ -152,7 +154,7 @@ async def test_a_reward_of_nan_set_by_hand_is_refused_where_it_is_set(model: art
 async def test_an_attempt_may_say_itself_that_it_failed(model: art.TrainableModel) -> None:
     async def attempt() -> None:
         await ask(model, "a")
-        current_trajectory().error = art.types.RolloutError(kind="Closed", message="the shop is closed")  # type: ignore[attr-defined]
+        current_trajectory().error = RolloutError(kind="Closed", message="the shop is closed")
 
     trajectory = await rollout(attempt, model=model)()
     assert (trajectory.reward, trajectory.error and trajectory.error.kind) == (None, "Closed")
@@ -214,7 +216,7 @@ async def test_b071_a_rollout_that_calls_another_model_is_refused_and_named(mode
 
 async def test_b071_a_plain_client_of_the_same_server_is_named_too(model: art.TrainableModel) -> None:
     plain = ChatOpenAI(
-        model="graphs/agent", base_url=f"{model.inference_base_url}", api_key="none", use_responses_api=False
+        model="graphs/agent", base_url=model.inference_base_url, api_key=SecretStr("none"), use_responses_api=False
     )
 
     async def attempt() -> float:
@@ -282,7 +284,8 @@ async def test_another_model_beside_ours_is_left_alone_and_counted_as_context(mo
 async def test_a_plain_chat_model_at_the_address_of_the_trajectory_is_ours(model: art.TrainableModel) -> None:
     async def attempt() -> float:
         here = current_trajectory()
-        plain = ChatOpenAI(model="graphs/agent", base_url=here.base_url, api_key=here.api_key, use_responses_api=False)  # type: ignore[arg-type]
+        key = SecretStr(here.api_key)
+        plain = ChatOpenAI(model="graphs/agent", base_url=here.base_url, api_key=key, use_responses_api=False)
         await plain.ainvoke("plain")
         return float("".join([str(chunk.content) async for chunk in plain.astream("streamed")]) == "STREAMED")
 

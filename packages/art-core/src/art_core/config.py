@@ -28,7 +28,8 @@ class TrainConfig:
     roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.roles, str) or not all(isinstance(role, str) for role in self.roles):
+        roles: Any = self.roles
+        if isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
             raise ConfigError(f"roles is {self.roles!r}; wanted names of roles, such as roles=('worker',)")
         object.__setattr__(self, "roles", tuple(self.roles))
         if self.loss == "sft":

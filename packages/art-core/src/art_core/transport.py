@@ -75,7 +75,7 @@ def _close_all(pools: _Pools) -> None:
 
 
 def _begin_closing(loop: asyncio.AbstractEventLoop, closer: AsyncGenerator[None, None]) -> None:
-    task = loop.create_task(closer.aclose())  # type: ignore[arg-type]  # an awaitable that is a coroutine
+    task = loop.create_task(closer.aclose())
     _closing.add(task)
     task.add_done_callback(_closing.discard)
 

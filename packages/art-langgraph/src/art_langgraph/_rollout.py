@@ -57,11 +57,10 @@ class Rollout:
     def __init__(self, function: Callable[..., Any], model: TrainableModel | None = None) -> None:
         if not callable(function):
             raise ConfigError(f"rollout got a {type(function).__name__}; wanted a function that runs the agent")
-        if isinstance(function, Rollout):
-            function, model = function.function, model or function.model
-        self.function = function
-        self.model = model
-        functools.update_wrapper(self, function)
+        inner = function if isinstance(function, Rollout) else None
+        self.function: Callable[..., Any] = function if inner is None else inner.function
+        self.model: TrainableModel | None = model if inner is None else model or inner.model
+        functools.update_wrapper(self, self.function)
 
     def of(self, model: TrainableModel) -> Rollout:
         """The same function for `model`.
