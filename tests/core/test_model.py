@@ -104,8 +104,8 @@ async def test_backend_train_is_model_train(model: art.TrainableModel, backend: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": "1e-4"}, "learning_rate is '1e-4', a str; wanted a number"),
-        ({"clip_high": True}, "clip_high is True, a bool; wanted a number"),
+        ({"learning_rate": "1e-4"}, "learning_rate is '1e-4'; wanted a number"),
+        ({"clip_high": True}, "clip_high is True; wanted a number"),
         ({"scale_rewards": 1}, "scale_rewards is 1, a int; wanted True or False"),
         ({"loss": None}, "loss is None, a NoneType; wanted 'ppo' or 'cispo'"),
     ],
@@ -371,6 +371,7 @@ async def test_options_go_before_the_config_and_unknown_ones_are_refused(
         ({"clip_high": float("inf")}, "clip_high is inf; wanted a finite number"),
         ({"clip_low": None}, "clip_low is None"),
         ({"scale_rewards": "false"}, "scale_rewards is 'false'; wanted True or False"),
+        ({"roles": 3}, "roles is 3; wanted names of roles"),
         ({"config": {"learning_rate": 1e-5}}, "config is a dict; wanted a TrainConfig"),
     ],
 )

@@ -81,7 +81,8 @@ class ChatCall:
             return
         recorder = self._model.recorder if self._session is None else self._session
         recorded = [
-            Recorded(choice.exchange(self.request.messages, self._tools), choice.chunk) for choice in self.choices
+            Recorded(choice.exchange(self.request.messages, self._tools, self.request.metadata), choice.chunk)
+            for choice in self.choices
         ]
         if recorder is not None:
             recorder.record(*(item.exchange for item in recorded))
