@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, nan
 
 _RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, and the bounds between which it lies with 95 % confidence; infinite where fewer than two values are."""
+    """A mean, and the bounds between which it lies with 95 % confidence; infinite where fewer than two values are.
+
+    Of no values at all, the mean is nan.
+    """
 
     mean: float
     low: float
@@ -24,7 +27,7 @@ class Interval:
 
 def interval(values: Sequence[float]) -> Interval:
     """The mean of `values`, which are independent, with a percentile bootstrap interval (Efron 1979). Deterministic."""
-    mean = sum(values) / len(values)
+    mean = sum(values) / len(values) if values else nan
     if len(values) < 2:
         return Interval(mean, -inf, inf)
     draw = random.Random(0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,10 +23,13 @@ from art_core import (
     iterate_dataset,
 )
 from art_core.errors import ConfigError, DataError, InfrastructureError
+from art_core.values import is_number
 from art_langgraph._rollout import Rollout
+from art_langgraph.checks import check_numbers, check_takes_a_task, check_tasks
 from art_langgraph.judging import Judging, check_judge, judge_group
 from art_langgraph.stats import Interval, interval
 
+_logger = logging.getLogger(__name__)
 _DONE = "langgraph/batches_done"
 _BEFORE = "before/"
 
@@ -124,30 +128,37 @@ async def train(
     far it has come.
 
     A model that is not registered is served by a `LocalBackend(path)` until this ends. Called again, with the same
-    arguments, it goes on where it was: `steps` counts the batches of earlier calls too.
+    arguments, it goes on where it was: `steps` counts the batches of earlier calls too. Where every batch was skipped,
+    a warning says so at the end.
 
     Raises:
         ConfigError: an option that does not exist, or an impossible value; nothing was started.
         InfrastructureError, DataError: every attempt of a batch failed.
     """
     made = TrainConfig.made(config, options)
-    _check(tasks, groups_per_step=groups_per_step, group_size=group_size, steps=steps, eval_samples=eval_samples)
-    if eval_every is not None and (eval_every < 1 or not len(validation)):
+    check_tasks("tasks", tasks)
+    check_tasks("validation", validation, least=0)
+    check_numbers(
+        groups_per_step=groups_per_step, group_size=group_size, steps=steps, eval_samples=eval_samples, seed=seed
+    )
+    if eval_every is not None and not (is_number(eval_every, whole=True) and eval_every >= 1 and len(validation)):
         raise ConfigError(
-            f"eval_every is {eval_every} with {len(validation)} validation tasks; wanted 1 or more of both"
+            f"eval_every is {eval_every!r} with {len(validation)} validation tasks; wanted 1 or more of both"
         )
     check_judge(judge)
     bound = (attempt if isinstance(attempt, Rollout) else Rollout(attempt)).of(model)
+    check_takes_a_task(bound)
     gather = {
         "max_concurrent": max_concurrent,
         "timeout_s": timeout_s,
         "max_retries": max_retries,
         "max_exceptions": max_exceptions,
     }
+    await gather_trajectory_groups([], pbar_desc=None, **gather)  # refuses impossible values
     async with _served(model, path):
         run = _Run(model, bound, tasks, validation, eval_samples, _Options(group_size, judge, gather, show_progress))
-        await run.find_place()
-        if validation and run.before is None:
+        await run.find_place(of=steps)
+        if len(validation) and run.before is None:
             await run.evaluate(is_first=True)
         epochs = -(-steps * groups_per_step // len(tasks))
         batches = iterate_dataset(
@@ -157,8 +168,9 @@ async def train(
             await run.step(batch.items, made, of=steps)
             if eval_every is not None and run.done % eval_every == 0 and run.done < steps:
                 await run.evaluate()
-        if validation and run.evaluated_after != run.done:
+        if len(validation) and run.evaluated_after != run.done:
             await run.evaluate()
+        run.tell_if_nothing_was_learned()
         return TrainingResult(await model.get_step(), tuple(run.rewards), run.num_skipped, tuple(run.evaluations))
 
 
@@ -173,6 +185,7 @@ class _Run:
     done: int = 0
     rewards: list[float] = field(default_factory=list)
     num_skipped: int = 0
+    last_skipped: str = ""
     evaluations: list[Evaluation] = field(default_factory=list)
     evaluated_after: int | None = None
 
@@ -180,7 +193,7 @@ class _Run:
     def before(self) -> Evaluation | None:
         return self.evaluations[0] if self.evaluations else None
 
-    async def find_place(self) -> None:
+    async def find_place(self, *, of: int) -> None:
         """How many batches earlier calls have made, and how the model did before the first."""
         step = await self.model.get_step()
         records = await self.model.backend().logged_metrics(self.model.project, self.model.name)
@@ -196,7 +209,8 @@ class _Run:
                 rewards = tuple(found.get(f"{index:04d}") for index in range(len(self.validation)))
                 self.evaluations = [Evaluation(record.step, rewards)]
                 break
-        self._say(f"going on after {self.done} batches, at step {step}")
+        left = "" if self.done < of else f"; with steps={of} there is nothing left to do"
+        self._say(f"going on after {self.done} batches, at step {step}{left}")
 
     async def step(self, items: Sequence[int], config: TrainConfig, *, of: int) -> None:
         """One batch: attempts, their record, a training step."""
@@ -205,9 +219,10 @@ class _Run:
         await self.model.log(groups, split="train")
         result = await self.model.train(groups, config)
         self.done += 1
-        self.num_skipped += result.skipped is not None
-        rewards = [member.reward for group in groups for member in group if member.reward is not None]
-        self.rewards.append(sum(rewards) / len(rewards))
+        if result.skipped is not None:
+            self.num_skipped += 1
+            self.last_skipped = result.skipped
+        self.rewards.append(_mean(_rewards(member for group in groups for member in group)) or 0.0)
         await self._mark(step=result.step)
         failed = Counter(error.kind for group in groups for error in group.errors)
         notes = [f"skipped: {result.skipped}"] if result.skipped else []
@@ -219,7 +234,7 @@ class _Run:
         name = "evaluation"
         given = [(f"validation-{index}", task) for index, task in enumerate(self.validation)]
         groups = await self._gather(given, self.eval_samples, name)
-        rewards = tuple(_mean([m.reward for m in group if m.reward is not None]) for group in groups)
+        rewards = tuple(_mean(_rewards(group)) for group in groups)
         evaluation = Evaluation(await self.model.get_step(), rewards)
         self.evaluations.append(evaluation)
         self.evaluated_after = self.done
@@ -229,6 +244,17 @@ class _Run:
             metrics[f"{_BEFORE}tasks"] = len(rewards)
         await self.model.log(groups, split="val", metrics=metrics)
         self._say(f"{name}: step {evaluation.step}  reward {evaluation.interval} on {len(rewards)} tasks")
+
+    def tell_if_nothing_was_learned(self) -> None:
+        """Loudly: it is easily missed among the lines of a long training."""
+        if self.num_skipped and self.num_skipped == len(self.rewards):
+            _logger.warning(
+                "%r learned nothing: each of the %d batches was skipped, the last because %s; wanted attempts at the "
+                "same task with different rewards: easier tasks, a reward in parts, or a larger group_size",
+                self.model,
+                self.num_skipped,
+                self.last_skipped,
+            )
 
     async def _gather(self, tasks: list[tuple[str, Any]], group_size: int, name: str) -> list[TrajectoryGroup]:
         judge = self.options.judge
@@ -276,18 +302,6 @@ async def _served(model: TrainableModel, path: Path | str) -> AsyncIterator[None
             model.unregister()
 
 
-def _check(tasks: Sequence[Any], **numbers: int) -> None:
-    if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
-        raise ConfigError(f"tasks is a {type(tasks).__name__}; wanted a list, which has a length and an order")
-    if not len(tasks):
-        raise ConfigError("tasks is empty; wanted one task at least")
-    for name, value in numbers.items():
-        least = {"group_size": 2, "steps": 0}.get(name, 1)
-        if value < least:
-            why = ": attempts are compared with each other" if name == "group_size" else ""
-            raise ConfigError(f"{name} is {value}; wanted {least} or more{why}")
-
-
 def _refuse_all_failed(groups: Sequence[TrajectoryGroup], name: str) -> None:
     errors = [error for group in groups for error in group.errors]
     if len(errors) < sum(map(len, groups)):
@@ -299,6 +313,10 @@ def _refuse_all_failed(groups: Sequence[TrajectoryGroup], name: str) -> None:
 
 def _is_before(name: str) -> bool:
     return name.startswith(_BEFORE) and name != f"{_BEFORE}tasks"
+
+
+def _rewards(members: Iterable[Trajectory]) -> list[float]:
+    return [member.reward for member in members if member.reward is not None and member.error is None]
 
 
 def _mean(values: Sequence[float]) -> float | None:
