@@ -308,7 +308,7 @@ async def test_a_task_may_be_anything(served: Served) -> None:
 
     await art_langgraph.train(model, attempt, tasks, steps=3, **QUIET)
     assert seen == {type(task) for task in tasks}
-    arrays = {"tasks": np.array(["a", "b"]), "validation": np.array(["v", "w"])}
+    arrays: dict[str, Any] = {"tasks": np.array(["a", "b"]), "validation": np.array(["v", "w"])}
     result = await art_langgraph.train(model, attempt_with(model), steps=4, **arrays, **QUIET)
     assert result.after is not None
     assert len(result.after.rewards) == 2
