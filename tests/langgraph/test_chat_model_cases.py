@@ -40,7 +40,7 @@ from art_core.errors import ConfigError
 from art_core.messages import PART_SEPARATOR, message_key
 from art_langgraph import ArtChatModel
 from art_ruler.messages import read_message
-from tests.langgraph.sensible import RawServer, SensibleBackend, call_of, chunks
+from tests.langgraph.sensible import KEY, RawServer, SensibleBackend, call_of, chunks
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +151,7 @@ async def test_agents_take_wrapped_models_where_the_base_library_does(
 ) -> None:
     async with httpx2.AsyncClient() as http:
         plain = ChatOpenAI(
-            base_url=model.inference_base_url, api_key=lambda: "k", model="shop/clerk", http_async_client=http
+            base_url=model.inference_base_url, api_key=lambda: KEY, model="shop/clerk", http_async_client=http
         )
         for llm in (ArtChatModel(model), plain):
             async with art.capture(model) as trajectory:
