@@ -52,7 +52,7 @@ class ArtChatModel(ChatOpenAI):
 
     Messages are sent by `art_langgraph.convert.to_wire`. `response_metadata` of an answer has, streamed or not,
     `token_ids` and `token_logprobs` of what was sampled, `policy_version`, and `exchange_id`, under which the call is
-    recorded; LangChain's `stream_events(version="v3")`, a beta, keeps the ids of the last part only, the record has all.
+    recorded; LangChain's `stream_events(version="v3")`, a beta, keeps ids of the last part only, the record has all.
     Reasoning is in `additional_kwargs["reasoning_content"]`, and is sent back with the message.
 
     Serialized by LangChain or pickled, it becomes one of a `base_url`, that of the rollout it is pickled in, without
