@@ -123,6 +123,26 @@ def test_a_graph_trains(name: str, server: tuple[str, Path], tiny: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_graph_without_an_address_has_a_server_of_its_own_and_goes_on_later(tmp_path: Path, tiny: Path) -> None:
+    arguments = ("--model", tiny, "--path", tmp_path / "runs", "--held-out", "2")
+    first, second = (finished("langgraph_extraction", *arguments, "--steps", steps) for steps in ("1", "2"))
+    before = re.compile(r"step \d: (reward .*) before, ")  # a random model may learn nothing, which makes no step
+    assert before.findall(first) == before.findall(second) != []
+    assert len(list(run(tmp_path / "runs", "order-reader").trajectories("train"))) == 64
+    assert processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+def test_the_mail_agent_gets_better_at_questions_about_people_it_never_met(tmp_path: Path) -> None:
+    output = finished("langgraph_mail_agent", "--path", tmp_path, timeout_s=5300)
+    gain = re.search(r"gain (\S+) \[(\S+), (\S+)\]", output)
+    assert gain is not None, output
+    assert float(gain[2]) > 0, output
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_started_again_it_goes_on_and_an_interrupt_leaves_no_server(tmp_path: Path, tiny: Path) -> None:
     arguments = ("--model", tiny, "--path", tmp_path / "runs")
     (first,) = STEP.finditer(finished("explicit_style", *arguments, "--steps", "1"))
