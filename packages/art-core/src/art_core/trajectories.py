@@ -211,7 +211,7 @@ class TrajectoryGroup:
             return PendingGroup(pending, scenario_id=scenario_id, **kept)
         group = super().__new__(cls)
         group.trajectories = tuple(_member(member, index) for index, member in enumerate(members))
-        group.scenario_id = scenario_id or next((t.scenario_id for t in group.trajectories), "")
+        group.scenario_id = scenario_id or next((t.scenario_id for t in group.trajectories if t.scenario_id), "")
         group.metadata, group.metrics, group.logs = kept["metadata"], kept["metrics"], kept["logs"]
         return group
 
@@ -285,14 +285,14 @@ class TrajectoryGroup:
 
 
 class PendingGroup:
-    """A group whose rollouts have not been run. Awaiting it runs them side by side, failures as data."""
+    """A group whose rollouts have not been run. Awaiting it is `gather_trajectory_groups` with this group alone."""
 
     def __init__(self, rollouts: Sequence[Rollout], *, scenario_id: str = "", **kept: Any) -> None:
         self.rollouts = tuple(rollouts)
         self.scenario_id = scenario_id
         self._kept = kept
 
-    def complete(self, members: Sequence[Trajectory | BaseException]) -> TrajectoryGroup:
+    def complete(self, members: Sequence[Trajectory]) -> TrajectoryGroup:
         """The group of what the rollouts gave, in their order."""
         return TrajectoryGroup(members, scenario_id=self.scenario_id, **self._kept)
 
@@ -300,17 +300,10 @@ class PendingGroup:
         return self._run().__await__()
 
     async def _run(self) -> TrajectoryGroup:
-        try:
-            refuse_what_ran(self.rollouts, set())
-        except DataError:
-            discard(self.rollouts)
-            raise
-        running = [begun(rollout, f"rollout {index} of the group") for index, rollout in enumerate(self.rollouts)]
-        results = await asyncio.gather(*running, return_exceptions=True)
-        for result in results:
-            if isinstance(result, NoRolloutError):
-                raise result
-        return self.complete(results)
+        from art_core.gather import gather_trajectory_groups  # which imports this module
+
+        (group,) = await gather_trajectory_groups([self], pbar_desc=None)
+        return group
 
     def __getattr__(self, name: str) -> Any:
         if name in ("trajectories", "with_rewards", "with_scores", "errors"):
