@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from art_core.capturing import NO_KEY, served_model
-from art_core.claims import attach_exchanges
+from art_core.claims import attach_exchanges, attach_known_exchanges
 from art_core.config import TrainConfig
 from art_core.control import ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
@@ -19,7 +19,7 @@ from art_core.outcomes import best_step, error_counts, group_metrics, named_metr
 from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
-from art_core.types import StepReport
+from art_core.types import Exchange, StepReport
 from art_core.values import check_name, json_value
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ class TrainableModel:
         self.base_model = base_model
         self.config = _plain(config)
         self._registered: _Registered | None = None
+        self._told_of_missing = False
 
     def __getattr__(self, name: str) -> Any:
         raise missing_method("TrainableModel", name)
@@ -286,6 +287,9 @@ class TrainableModel:
         They belong to `step`: without one, to the newest step that the groups' exchanges were sampled at, however far
         training has gone meanwhile; and where there are none, to the step the model is at.
 
+        Choices are looked up as in `train`, so that what is kept can be trained on. Those of calls that the server does
+        not know are kept without token ids, and counted in the metric `<split>/calls_not_found`.
+
         Means over the groups are logged with them: `<split>/reward`, `<split>/exception_rate`,
         `<split>/reward_std_dev`, and each metric. Trajectories without a group are kept as one.
 
@@ -293,11 +297,26 @@ class TrainableModel:
             DataError: a metric is not a finite number.
         """
         whole = _whole_groups(groups or (), allow_trajectories=True)
-        named = named_metrics(split, group_metrics(whole), metrics or {})
+        backend = self.backend()
+
+        async def find(ids: Sequence[str]) -> list[Exchange]:
+            return await backend.find_exchanges(self.project, self.name, ids, missing_ok=True)
+
+        num_missing = await attach_known_exchanges(whole, find)
+        if num_missing and not self._told_of_missing:
+            self._told_of_missing = True
+            _logger.warning(
+                "model %s: %d answers of these groups are of calls that the server does not know (another model's, or "
+                "dropped from its log); they are kept without token ids, and nothing can be trained on them later",
+                self.name,
+                num_missing,
+            )
+        counted = {"calls_not_found": float(num_missing)} if num_missing else {}
+        named = named_metrics(split, group_metrics(whole), counted, metrics or {})
         if step is None:
             versions = (e.policy_version for group in whole for t in group for e in t.exchanges)
             step = max(versions, default=None)
-        await self.backend().log(self.project, self.name, whole, split=split, step=step, metrics=named)
+        await backend.log(self.project, self.name, whole, split=split, step=step, metrics=named)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[int]:
         """Delete all checkpoints but the newest and the one with the highest `best_checkpoint_metric`.

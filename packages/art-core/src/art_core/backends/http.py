@@ -114,9 +114,11 @@ class HttpBackend(abc.ABC):
         path = f"/api/trajectories/{quote(trajectory_id, safe='')}/close"
         return (await self._ask("POST", path, None, ExchangeList)).exchanges
 
-    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]:
+    async def find_exchanges(
+        self, project: str, name: str, ids: Sequence[str], *, missing_ok: bool = False
+    ) -> list[Exchange]:
         """See `Backend.find_exchanges`."""
-        body = LookupRequest(ids=list(ids))
+        body = LookupRequest(ids=list(ids), missing_ok=missing_ok)
         return (await self._ask("POST", f"{_model(project, name)}/exchanges", body, ExchangeList)).exchanges
 
     @also_takes_a_model

@@ -90,17 +90,17 @@ class ExchangeLog:
         """`trajectory_id` is open no more; its calls can still be found."""
         self._take(_Line("closed", trajectory_id, trajectory_id, self._append(json.dumps({"closed": trajectory_id}))))
 
-    def find(self, ids: Sequence[str]) -> list[Exchange]:
+    def find(self, ids: Sequence[str], *, missing_ok: bool = False) -> list[Exchange]:
         """The recorded calls of `ids`, in their order. May be called from another thread than `record`.
 
         Raises:
-            DataError: an id of no recorded call.
+            DataError: an id of no recorded call, which with `missing_ok` is left out.
         """
         places = [self._index.get(id) for id in ids]
         missing = [id for id, place in zip(ids, places, strict=True) if place is None]
         found = [self._read(place) for place in places if place is not None]
         missing += [id for id, exchange in zip(ids, found, strict=False) if not missing and exchange is None]
-        if missing:
+        if missing and not missing_ok:
             shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
             raise DataError(
                 f"{len(missing)} of {len(ids)} exchange ids are of no recorded call ({shown}); use the ids of this "

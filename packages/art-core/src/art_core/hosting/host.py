@@ -284,10 +284,12 @@ class ModelHost:
             _log.warning("that trajectory %r was closed could not be noted: %s", trajectory_id, error)
         return exchanges
 
-    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]:
+    async def find_exchanges(
+        self, project: str, name: str, ids: Sequence[str], *, missing_ok: bool = False
+    ) -> list[Exchange]:
         """See `Backend.find_exchanges`."""
         model = await self._model(project, name)
-        return await asyncio.to_thread(model.log.find, ids)
+        return await asyncio.to_thread(model.log.find, ids, missing_ok=missing_ok)
 
     async def recover(self, trajectory_id: str) -> None:
         """Where `trajectory_id` was open when an earlier process ended, open its model, which opens it again."""

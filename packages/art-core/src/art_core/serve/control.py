@@ -68,7 +68,9 @@ class Control(Protocol):
 
     async def close_trajectory(self, trajectory_id: str) -> list[Exchange]: ...
 
-    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]: ...
+    async def find_exchanges(
+        self, project: str, name: str, ids: Sequence[str], *, missing_ok: bool = False
+    ) -> list[Exchange]: ...
 
     async def train(
         self,
@@ -123,7 +125,8 @@ def add_control(app: FastAPI, control: Control, *, closing: asyncio.Event, progr
 
     async def find_exchanges(request: Request) -> Response:
         body = await _body(request, LookupRequest)
-        return await _exchanges(await control.find_exchanges(*_model(request), body.ids))
+        found = await control.find_exchanges(*_model(request), body.ids, missing_ok=body.missing_ok)
+        return await _exchanges(found)
 
     async def train(request: Request) -> Response:
         project, name = _model(request)
@@ -266,6 +269,13 @@ def _model(request: Request) -> tuple[str, str]:
 
 async def _body(request: Request, kind: type[_Body]) -> _Body:
     data = await request.body()
+    media_type = request.headers.get("content-type", "")
+    if media_type.partition(";")[0].strip().lower() != "application/json":  # which no web page can send unasked
+        raise ApiError(
+            415,
+            f"the content type is {media_type!r}; send the body with 'content-type: application/json'",
+            code="unsupported_media_type",
+        )
     try:
         return await asyncio.to_thread(kind.model_validate_json, data)
     except ValidationError as error:
