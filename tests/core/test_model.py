@@ -388,11 +388,11 @@ async def test_options_go_before_the_config_and_unknown_ones_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": True}, "learning_rate is True; wanted a number"),
+        ({"learning_rate": True}, "learning_rate is True, a bool; wanted a number"),
         ({"learning_rate": "1e-5"}, "learning_rate is '1e-5'"),
         ({"clip_high": float("inf")}, "clip_high is inf; wanted a finite number"),
         ({"clip_low": None}, "clip_low is None"),
-        ({"scale_rewards": "false"}, "scale_rewards is 'false'; wanted True or False"),
+        ({"scale_rewards": "false"}, "scale_rewards is 'false', a str; wanted True or False"),
         ({"config": {"learning_rate": 1e-5}}, "config is a dict; wanted a TrainConfig"),
     ],
 )

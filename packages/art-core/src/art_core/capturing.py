@@ -192,8 +192,8 @@ def capture(model: Capturable, *, scenario_id: str = "", metadata: Mapping[str, 
 
     On leaving, also by an exception or a cancellation, the record is closed; the trajectory then has its `exchanges`,
     and, unless the rollout wrote them itself, `messages_and_choices` and `additional_histories`. A call still running
-    fails. An exception becomes the trajectory's `error` and goes on; where a gather runs the rollout, this trajectory is
-    then its result. The inner of two captures of the same model wins.
+    fails. An exception becomes the trajectory's `error` and goes on; where a gather runs the rollout, this trajectory
+    is then its result. The inner of two captures of the same model wins.
 
     Raises:
         ConfigError: the model is not registered, or `with` is used where an event loop runs.

@@ -34,8 +34,6 @@ class TrainConfig:
                 raise ConfigError(f"{field.name} is {value!r}, a {type(value).__name__}; wanted {kind}")
         if self.loss == "sft":
             raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; wanted 'ppo' or 'cispo'")
-        if not isinstance(self.scale_rewards, bool):
-            raise ConfigError(f"scale_rewards is {self.scale_rewards!r}; wanted True or False")
         _ = self.objective
 
     @property

@@ -140,9 +140,10 @@ async def gather_trajectory_groups(
 
     `groups` may be a generator: its groups are made as places become free. At most `max_concurrent` rollouts, over all
     groups, run at once. A rollout that raises, or takes longer than `timeout_s`, becomes a trajectory with that error:
-    what `capture` has recorded of its last attempt, without a reward, which is not a reward of 0. With `max_retries`, it is run again before that, which needs functions instead of
-    coroutines: `TrajectoryGroup(functools.partial(rollout, model, task) for _ in range(8))`; the metric `retries` of
-    its trajectory counts them. An awaitable that gives a whole group counts as one rollout.
+    what `capture` has recorded of its last attempt, without a reward, which is not a reward of 0. With `max_retries`,
+    it is run again before that, which needs functions instead of coroutines:
+    `TrajectoryGroup(functools.partial(rollout, model, task) for _ in range(8))`; the metric `retries` of its trajectory
+    counts them. An awaitable that gives a whole group counts as one rollout.
 
     More than `max_exceptions` failures (a number, or a share of all rollouts between 0 and 1) end it; None allows any
     number. `after_each` is awaited with each whole group, to score it for example; what it returns stands in the

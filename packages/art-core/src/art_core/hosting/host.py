@@ -20,10 +20,11 @@ from art_core.hosting.exchanges import open_trajectory_ids
 from art_core.hosting.model import HostedBy, HostedModel, open_model
 from art_core.hosting.options import HostOptions
 from art_core.hosting.pinned import PinnedEngines
-from art_core.hosting.record import ModelRecord, known_models
+from art_core.hosting.record import ModelRecord
 from art_core.hosting.watch import AtStep
 from art_core.registry import check_adapters
 from art_core.runs import Run
+from art_core.runs.reader import run_folders
 from art_core.serve.metrics import ServerMetrics
 from art_core.serve.served import Served
 from art_core.serve.session import Sessions
@@ -95,7 +96,7 @@ class ModelHost:
             raise ConfigError(
                 f"path {self.folder} cannot be used: {error.strerror or error}; give another folder"
             ) from error
-        for name, folder in known_models(self.folder).items():
+        for name, folder in run_folders(self.folder).items():
             try:
                 ids = await asyncio.to_thread(open_trajectory_ids, folder)
             except (OSError, ArtError) as error:
@@ -316,7 +317,7 @@ class ModelHost:
             return await asyncio.shield(self._opening[full])
         if full in self._models:
             return self._models[full]
-        folder = known_models(self.folder).get(full)
+        folder = run_folders(self.folder).get(full)
         record = None if folder is None else ModelRecord.read(folder)
         if record is None:
             raise ModelNotFoundError(
@@ -387,7 +388,7 @@ class ModelHost:
                     self.metrics.expired()
                     try:
                         await self.close_trajectory(trajectory_id)
-                    except Exception:
+                    except Exception:  # noqa: BLE001 - the sweeper outlives it
                         _log.exception("trajectory %r could not be closed; it is tried again", trajectory_id)
 
 

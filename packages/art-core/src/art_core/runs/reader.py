@@ -228,7 +228,7 @@ def runs(path: Path) -> list[RunSummary]:
         DataError: `path` is no folder.
     """
     summaries = []
-    for folder in run_folders(path):
+    for folder in _run_folders_of(path).values():
         try:
             summaries.append(Run(folder).summary())
         except (DataError, StorageError) as error:
@@ -242,7 +242,7 @@ def run(path: Path, name: str) -> Run:
     Raises:
         DataError: there is none, or more than one; the message lists the candidates.
     """
-    there = {f"{folder.parent.name}/{folder.name}": folder for folder in run_folders(path)}
+    there = _run_folders_of(path)
     wanted = name.strip("/")
     fitting = [full for full in there if wanted in (full, full.split("/")[1])]
     if len(fitting) == 1:
@@ -255,15 +255,10 @@ def run(path: Path, name: str) -> Run:
     raise DataError(f"no run {name!r} in {path}; there are: {_names(list(there))}. Another folder is given with --path")
 
 
-def run_folders(path: Path) -> list[Path]:
-    """The run folders below `path`, sorted.
-
-    Raises:
-        DataError: `path` is no folder.
-    """
-    if not path.is_dir():
-        raise DataError(f"{path} is no folder; give --path the folder that `art serve` or the backend writes to")
-    return sorted(file.parent for file in path.glob(f"*/*/{MODEL_FILE}"))
+def run_folders(path: Path) -> dict[str, Path]:
+    """The run folders below `path`, sorted, by the inference names of their models; none where there is no `path`."""
+    folders = [file.parent for file in sorted(path.glob(f"*/*/{MODEL_FILE}"))]
+    return {f"{folder.parent.name}/{folder.name}": folder for folder in folders}
 
 
 def foreign_kind(folder: Path) -> str:
@@ -275,6 +270,12 @@ def foreign_kind(folder: Path) -> str:
     if (folder / "state.json").is_file():
         return "a checkpoint"
     return ""
+
+
+def _run_folders_of(path: Path) -> dict[str, Path]:
+    if not path.is_dir():
+        raise DataError(f"{path} is no folder; give --path the folder that `art serve` or the backend writes to")
+    return run_folders(path)
 
 
 def _records(path: Path, parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:

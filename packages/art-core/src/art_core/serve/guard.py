@@ -49,9 +49,11 @@ def _is_loopback(address: str) -> bool:
 class Guard:
     """An app that lets through to `app` what may pass; everything else is answered with an OpenAI error.
 
-    With an `api_key`, all but `/healthz` needs it as bearer token. Without one, a request whose `Host` or `Origin` is not
-    this machine is refused: it is of a web page that a browser here has open, and whose author could do anything. A body that is larger than its route takes (at most
-    `max_body_bytes`, which is for trajectories) is refused as soon as that is known; so is one that comes too slowly.
+    With an `api_key`, all but `/healthz` needs it as bearer token. Without one, a request is refused whose `Host` or
+    `Origin` is not this machine: a web page that a browser here has open may have sent it. A body that is larger than
+    its route takes (at most `max_body_bytes`, which is for trajectories) is refused as soon as that is known; so is one
+    that comes too slowly.
+
     From `draining` on, new requests are told to come again later. `idle` is set while no request is in flight.
     """
 
@@ -99,8 +101,8 @@ class Guard:
         if self._authorization is None and (foreign := _foreign(headers)):
             return ApiError(
                 403,
-                f"the {foreign} of this request is not this machine, so it may be of a web page; a server without a key "
-                "answers local programs only: start it with --api-key and send the key, or call http://127.0.0.1",
+                f"the {foreign} of this request is not this machine, so a web page may have sent it; a server without "
+                "a key answers local programs only: start it with --api-key and send the key, or call http://127.0.0.1",
                 code="foreign_request",
             )
         if self.draining and path != _FREE:

@@ -8,7 +8,6 @@ from functools import lru_cache
 from art_core.errors import MissingExtraError
 from art_core.serve.wire import ApiError, invalid
 
-
 _MOST_CHARACTERS = 120_000
 """As at OpenAI. To compile one of 500 000 takes half a minute."""
 _PLACE = re.compile(r"\n +\d+ \|")
