@@ -553,6 +553,15 @@ async def test_log_keeps_groups_with_their_means(model: art.TrainableModel, back
         await model.log(metrics={"loss": float("nan")})
 
 
+async def test_a_metric_with_a_name_of_ours_is_told_once(
+    model: art.TrainableModel, backend: InProcessBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        await model.log([art.Trajectory(reward=1.0, metrics={"reward": 50})])
+    assert [logged.metrics["val/reward"] for logged in backend.logged] == [1.0, 1.0]
+    assert caplog.text.count("metrics named ['reward'], which mean something else") == 1
+
+
 async def test_groups_are_logged_for_the_step_they_were_sampled_at(
     model: art.TrainableModel, backend: InProcessBackend
 ) -> None:

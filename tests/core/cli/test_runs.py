@@ -85,7 +85,7 @@ def test_a_table_breaks_no_word_in_a_terminal_of_80_columns_and_no_line_in_a_pip
 def test_a_step_shows_its_trajectories(path: Path) -> None:
     done = art("runs", "--path", str(path), "show", "shop/clerk", "--step", "7", "--split", "train")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "train: lr 0.125, reward 0.5, turns 2" in done.stdout
+    assert "train: exception_rate 0.3333, lr 0.125, reward 0.5, reward_std_dev 0.5, turns 2" in done.stdout
     assert "training step 7: loss/policy -0.5" in done.stdout
     assert "good  reward 1.0  2 calls, 4 tokens sampled" in done.stdout
     assert "bad  error Timeout: too slow" in done.stdout
@@ -160,7 +160,7 @@ def test_a_step_is_shown_beside_the_damaged_file_of_another(tmp_path: Path) -> N
         file.write("rubbish\n")
     done = art("runs", "show", "m", "--path", str(tmp_path), "--step", "3")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "train: reward 3.5" in done.stdout
+    assert "train: exception_rate 0, reward 3.5" in done.stdout
     assert "t3  reward 3.5" in done.stdout
     assert "t4" not in done.stdout
     broken = art("runs", "show", "m", "--path", str(tmp_path), "--step", "4")

@@ -42,7 +42,7 @@ def test_layout_of_a_run_folder(tmp_path: Path) -> None:
                 "prompt_tokens": 6,
                 "completion_tokens": 4,
             },
-            "averages": {"reward": [0.75, 2]},
+            "averages": {"reward": [0.75, 2], "exception_rate": [0.0, 2], "reward_std_dev": [0.25, 1]},
             "bytes": [0, (folder / "trajectories" / "val" / "step-0007.jsonl").stat().st_size],
         }
     ]
@@ -80,7 +80,16 @@ def test_what_is_counted(tmp_path: Path) -> None:
     }
     assert summary.counts.excluded == 2
     assert summary.reward == pytest.approx(3.0 / 5)
-    assert summary.metrics == pytest.approx({"turns": 3.0, "won": 1.0, "reward": 0.6, "group/spread": 3.0})
+    assert summary.metrics == pytest.approx(
+        {
+            "turns": 3.0,
+            "won": 1.0,
+            "reward": 0.6,
+            "group_spread": 3.0,
+            "exception_rate": 1 / 7,
+            "reward_std_dev": 0.25,  # of one group 0.5, of another 0; the third has one reward
+        }
+    )
 
 
 def test_logging_a_step_again_adds_to_it(tmp_path: Path) -> None:
@@ -90,7 +99,9 @@ def test_logging_a_step_again_adds_to_it(tmp_path: Path) -> None:
         one.log_groups("val", 3, [], {"z": 3.0})
         (summary,) = one.summaries()
     assert summary.counts.trajectories == 3
-    assert summary.metrics == pytest.approx({"reward": 2 / 3, "x": 2.0, "y": 1.0, "z": 3.0})
+    assert summary.metrics == pytest.approx(
+        {"reward": 2 / 3, "exception_rate": 0.0, "reward_std_dev": 0.0, "x": 2.0, "y": 1.0, "z": 3.0}
+    )
     assert [t.id for t in Run(one.folder).trajectories("val", 3)] == ["a", "b", "c"]
 
 

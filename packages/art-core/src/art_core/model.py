@@ -15,7 +15,7 @@ from art_core.config import TrainConfig
 from art_core.control import ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
 from art_core.moving import missing_method, refuse_unknown
-from art_core.outcomes import best_step, error_counts, group_metrics, named_metrics, skip_reason
+from art_core.outcomes import best_step, error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
 from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
@@ -146,6 +146,7 @@ class TrainableModel:
         self.config = _plain(config)
         self._registered: _Registered | None = None
         self._told_of_missing = False
+        self._told_of_shadowed = False
 
     def __getattr__(self, name: str) -> Any:
         raise missing_method("TrainableModel", name)
@@ -291,7 +292,8 @@ class TrainableModel:
         not know are kept without token ids, and counted in the metric `<split>/calls_not_found`.
 
         Means over the groups are logged with them: `<split>/reward`, `<split>/exception_rate`,
-        `<split>/reward_std_dev`, and each metric. Trajectories without a group are kept as one.
+        `<split>/reward_std_dev`, each metric of trajectories, and those of groups as `<split>/group_<name>`.
+        Trajectories without a group are kept as one.
 
         Raises:
             DataError: a metric is not a finite number.
@@ -312,7 +314,16 @@ class TrainableModel:
                 num_missing,
             )
         counted = {"calls_not_found": float(num_missing)} if num_missing else {}
-        named = named_metrics(split, group_metrics(whole), counted, metrics or {})
+        if (shadowed := shadowed_metrics(whole)) and not self._told_of_shadowed:
+            self._told_of_shadowed = True
+            _logger.warning(
+                "model %s: trajectories have metrics named %s, which mean something else in a log; they are kept with "
+                "the trajectories and no mean is logged: give them other names",
+                self.name,
+                shadowed,
+            )
+        means = {name: mean for name, (mean, _) in group_averages(whole).items()}
+        named = named_metrics(split, means, counted, metrics or {})
         if step is None:
             versions = (e.policy_version for group in whole for t in group for e in t.exchanges)
             step = max(versions, default=None)
