@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any
 
 from art_core.capturing import NO_KEY, served_model
 from art_core.claims import attach_exchanges, attach_known_exchanges
@@ -34,7 +33,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Model:
-    """A model that is asked and not trained, behind any OpenAI-compatible endpoint."""
+    """A model that is asked and not trained, behind any OpenAI-compatible endpoint.
+
+    `config` is kept for the caller, and has no effect here.
+    """
 
     def __init__(
         self,
@@ -373,42 +375,3 @@ def _plain(config: Mapping[str, Any] | None) -> dict[str, Any]:
         return dict(json_value(config or {}, "config"))
     except DataError as error:
         raise ConfigError(str(error)) from None
-
-
-class TrainMethod(Protocol):
-    """`train` of a backend, which takes a model in place of its project and name as well."""
-
-    @overload
-    async def __call__(
-        self,
-        project: str,
-        name: str,
-        groups: Sequence[TrajectoryGroup],
-        config: TrainConfig,
-        *,
-        on_progress: Callable[[str], None] = ...,
-    ) -> StepReport: ...
-
-    @overload
-    async def __call__(
-        self, project: TrainableModel, name: Iterable[TrajectoryGroup], /, **options: Any
-    ) -> TrainResult: ...
-
-
-class also_takes_a_model:  # noqa: N801  # used as a decorator
-    """Decorates `train` of a backend, so that `backend.train(model, groups, **options)` is `model.train(...)`."""
-
-    def __init__(self, method: Callable[..., Awaitable[StepReport]]) -> None:
-        self._method = method
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]
-
-    def __get__(self, backend: Any, owner: type | None = None) -> TrainMethod:
-        async def train(*args: Any, **kwargs: Any) -> Any:
-            if not args or not isinstance(args[0], TrainableModel):
-                return await self._method(backend, *args, **kwargs)
-            model, *rest = args
-            if model.backend() is not backend:
-                raise ConfigError(f"{model!r} is registered with another backend; call model.train(...) instead")
-            return await model.train(*rest, **kwargs)
-
-        return train

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from art_core.errors import DataError, StorageError
+from art_core.storage import drop_torn_tail
 from art_core.types import Exchange
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class ExchangeLog:
             self.folder.mkdir(parents=True, exist_ok=True)
             segments = _segments(self.folder)
             if segments:
-                _drop_torn_tail(_path(self.folder, segments[-1]))
+                drop_torn_tail(_path(self.folder, segments[-1]))
             for line in _lines(self.folder):
                 self._take(line)
             self._segment = segments[-1] if segments else 1
@@ -224,12 +225,3 @@ def _parsed(text: str, place: _Place) -> _Line:
     if kind not in ("opened", "closed"):
         raise ValueError(f"unknown record {kind!r}")
     return _Line(kind, id, id, place)
-
-
-def _drop_torn_tail(path: Path) -> None:
-    """Cut a last line without line end: what a killed process was writing."""
-    with path.open("rb+") as file:
-        data = file.read()
-        if data and not data.endswith(b"\n"):
-            _log.warning("%s: dropping an unfinished record at its end", path)
-            file.truncate(data.rfind(b"\n") + 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,19 +11,13 @@ from typing import Any, TypeVar
 
 from art_core.errors import DataError, StorageError
 from art_core.runs.records import LogLine, StepSummary, StoredTrajectory, Tally, in_groups, step_report
-from art_core.storage import read_records
+from art_core.storage import STEP_NAME, read_records
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Exchange, StepReport
 
 DEFAULT_PATH = Path(".art")
 MODEL_FILE = "model.json"
-_STEP = re.compile(r"step-(\d{4,})")
 T = TypeVar("T")
-
-
-def step_file(step: int) -> str:
-    """The name, without suffix, of what belongs to `step`."""
-    return f"step-{step:04d}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ class Run:
     @property
     def checkpoint_steps(self) -> list[int]:
         """Steps whose checkpoint is there. It is not checked for damage, unlike in `RunStore.checkpoints`."""
-        named = [_STEP.fullmatch(path.name) for path in _listed(self.folder / "checkpoints")]
+        named = [STEP_NAME.fullmatch(path.name) for path in _listed(self.folder / "checkpoints")]
         return sorted(int(name[1]) for name in named if name)
 
     def trajectories(self, split: str | None = None, step: int | None = None) -> Iterator[Trajectory]:
@@ -207,7 +200,7 @@ class Run:
             (folder.name, int(name[1]), path)
             for folder in _listed(self.folder / "trajectories")
             for path in _listed(folder)
-            if path.suffix == ".jsonl" and (name := _STEP.fullmatch(path.stem))
+            if path.suffix == ".jsonl" and (name := STEP_NAME.fullmatch(path.stem))
         )
 
     def _chosen(self, split: str | None, step: int | None) -> list[tuple[str, int, Path]]:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
 from art_core.errors import ConfigError, DataError, StorageError
-from art_core.runs.reader import Run, step_file
+from art_core.runs.reader import Run
 from art_core.runs.records import GroupInfo, LogLine, StoredTrajectory, Tally
-from art_core.storage import RunStore
+from art_core.storage import RunStore, step_name
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import StepReport
 from art_core.values import check_name
@@ -45,7 +45,7 @@ class ModelRun(Run):
         if step < 0:
             raise ConfigError(f"step is {step}; wanted 0 or more")
         given = _finite(metrics or {}, split)
-        kind = f"trajectories/{split}/{step_file(step)}"
+        kind = f"trajectories/{split}/{step_name(step)}"
         folder = self.folder / "trajectories" / split
         try:
             folder.mkdir(parents=True, exist_ok=True)

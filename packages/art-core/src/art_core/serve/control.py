@@ -38,7 +38,7 @@ from art_core.errors import (
     WeightSyncError,
 )
 from art_core.serve.metrics import CONTENT_TYPE
-from art_core.serve.reply import error_response, told
+from art_core.serve.reply import error_response, hung_up, told
 from art_core.serve.wire import ApiError
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import Exchange, StepReport
@@ -195,7 +195,7 @@ class TrainReply(Response):
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._work(self._phases.put_nowait))
-        gone = asyncio.create_task(_hung_up(receive))
+        gone = asyncio.create_task(hung_up(receive))
         closing = asyncio.create_task(self._closing.wait())
         try:
             headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
@@ -243,11 +243,6 @@ def _outcome(work: asyncio.Future[StepReport]) -> TrainEvent:
         return TrainEvent(event="error", error=control_error(error).body()["error"])
     report = work.result()
     return TrainEvent(event="result", step=report.step, metrics=report.metrics)
-
-
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _add(app: FastAPI, method: str, path: str, handler: Callable[[Request], Awaitable[Response]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -133,7 +134,7 @@ def text_logprobs(
     Alternatives whose texts are equal (parts of characters) share one entry, the likeliest.
     """
     texts = [text_of(token_id) for token_id in token_ids]
-    offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+    *offsets, _ = itertools.accumulate(map(len, texts), initial=offset)
     alternatives = [
         {text_of(token_id): max(logprob, MIN_LOGPROB) for token_id, logprob in reversed(pairs)} for pairs in top
     ]
