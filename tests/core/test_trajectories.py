@@ -295,3 +295,16 @@ def test_what_was_put_into_inner_metadata_is_checked_when_it_is_written() -> Non
         trajectory.model_dump_json()
     with pytest.raises(DataError, match="integer of 1329 bits"):
         trajectory.metrics["big"] = 10**400
+
+
+@pytest.mark.parametrize("value", ["good", "1.5", [1.0], {}, float("nan"), 10**400])
+def test_what_is_no_reward_is_refused_by_name(value: Any) -> None:
+    trajectory = Trajectory(reward=1)
+    with pytest.raises(ValueError, match=r"reward is .*; wanted a finite number, or None while nothing has scored it"):
+        trajectory.reward = value
+    assert trajectory.reward == 1.0
+
+
+def test_scalars_and_bools_are_rewards() -> None:
+    values: list[Any] = [True, 2, np.float32(0.5), np.array(0.25), None]
+    assert [Trajectory(reward=value).reward for value in values] == [1.0, 2.0, 0.5, 0.25, None]
