@@ -4,15 +4,15 @@
         [--new 32] [--result 16] [--repeats 2] [--threads N] [--dtype auto]
 
 A rollout has a prompt whose beginning all rollouts share (the system message and the tools) and `--turns` turns: each
-samples an answer at temperature 1, of a quarter of `--new` up to `--new` tokens as drawn beforehand, and appends a result
-of `--result` tokens. Both sides get the same prompts, lengths and results, none of them seen before.
+samples an answer at temperature 1, of a quarter of `--new` up to `--new` tokens as drawn beforehand, and appends a
+result of `--result` tokens. Both sides get the same prompts, lengths and results, none of them seen before.
 
 Each side is driven as its user would. The engine gets every rollout as a task of its own, which asks for its next turn
 as soon as its last one is done. `generate` gets a turn of all rollouts as one left-padded batch with its whole history,
 samples with plain torch until the longest answer of that turn is done, and then goes on to the next turn; tokens beyond
 a rollout's length do not count. Both compute in the number type that the server takes on this machine (float32 where
-bfloat16 is emulated) and with the same threads; they take turns, each after a short round that is not measured. `--model`
-is a name as `art serve` takes it, or a folder. Goal: 2.5. The default sizes take two to four minutes on two slow cores.
+bfloat16 is emulated) and with the same threads; they take turns, each after a short round that is not measured.
+`--model` is a name as `art serve` takes it, or a folder. Goal: 2.5.
 
 The last line is `ratio engine_throughput VALUE`: sampled tokens per second, the engine's median over generate's.
 """

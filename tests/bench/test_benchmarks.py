@@ -28,7 +28,8 @@ def run(name: str, *arguments: str | Path) -> tuple[list[str], int, str]:
 
 
 def test_engine_throughput(tmp_path: Path) -> None:
-    sizes = "--rollouts 3 --turns 2 --shared 8 --own 4 --new 4 --result 2 --repeats 1 --threads 1".split()
+    sizes = [f"--{name}={size}" for name, size in (("rollouts", 3), ("turns", 2), ("shared", 8), ("own", 4))]
+    sizes += ["--new=4", "--result=2", "--repeats=1", "--threads=1"]
     lines, code, errors = run("engine_throughput", "--model", write_tiny_model(tmp_path / "m"), *sizes)
     assert code == 0, errors
     assert re.fullmatch(r"ratio engine_throughput \d+\.\d{3}", lines[-1])

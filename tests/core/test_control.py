@@ -32,5 +32,7 @@ def test_a_list_is_refused_at_its_first_wrong_item(kind: type[BaseModel], field:
 
 def test_every_option_of_a_step_goes_to_the_server() -> None:
     assert list(TrainOptions.model_fields) == [field.name for field in dataclasses.fields(TrainConfig)]
-    config = TrainConfig(learning_rate=0.5, loss="cispo", clip_low=0.1, clip_high=0.3, scale_rewards=False)
+    config = TrainConfig(
+        learning_rate=0.5, loss="cispo", clip_low=0.1, clip_high=0.3, scale_rewards=False, roles=("a", "b")
+    )
     assert TrainConfig(**TrainOptions(**dataclasses.asdict(config)).model_dump()) == config

@@ -161,7 +161,8 @@ def test_an_only_call_comes_with_the_token_that_completes_it(family: str) -> Non
     calls = [CALL] if family == "Llama 3.2" else [CALL, other]
     prompt, completion = sampled(renderer, {"role": "assistant", "content": "", "tool_calls": calls}, TOOLS)
     parser = renderer.completion_parser(tools=TOOLS, prompt_ids=prompt, only_one_call=True)
-    deltas, size = [], 0
+    deltas: list[Any] = []
+    size = 0
     while not any(isinstance(delta, ToolCallDelta) for delta in deltas):
         deltas += parser.push((completion[size],))
         size += 1

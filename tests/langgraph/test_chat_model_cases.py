@@ -244,7 +244,7 @@ async def test_bound_options_and_agents_with_a_format(
             call_of("Sum", {"total": 5}) if isinstance(strategy, ToolStrategy) else '{"total": 5, "carry": null}'
         ]
         async with art.capture(model) as trajectory:
-            state: Any = await create_agent(llm, [add], response_format=strategy).ainvoke(ASKED)  # type: ignore[arg-type]
+            state: Any = await create_agent(llm, [add], response_format=strategy).ainvoke(ASKED)
         assert state["structured_response"].total == 5
         assert len(trajectory.exchanges) == 1
 
@@ -265,7 +265,8 @@ async def test_parallel_streamed_calls_under_one_index_stay_apart() -> None:
             part(None, None, "2}", 1),
         ],
     ]
-    wanted = [[{}, {}]] + [[{"x": 1}, {"y": 2}]] * 3
+    nothing: list[dict[str, int]] = [{}, {}]
+    wanted = [nothing] + [[{"x": 1}, {"y": 2}]] * 3
     for script, arguments in zip(scripts, wanted, strict=True):
         async with RawServer(chunks({"role": "assistant"}, *script), chunks({"role": "assistant"}, *script)) as server:
             llm = ArtChatModel(base_url=server.url, model="p/m")
@@ -288,7 +289,7 @@ async def test_our_server_gives_each_streamed_call_an_index(
     llm = ArtChatModel(model).bind_tools([add])
     backend.planned = [call_of("add", {"a": 1, "b": 2}) + "\n" + call_of("add", {"a": 3, "b": 4})]
     async with art.capture(model) as trajectory:
-        parts = [chunk async for chunk in llm.astream("hi")]
+        parts: list[Any] = [chunk async for chunk in llm.astream("hi")]
     indexes = [call["index"] for part in parts for call in part.tool_call_chunks]
     assert sorted(set(indexes)) == [0, 1]
     assert [call["function"]["arguments"] for call in trajectory.exchanges[0].response["tool_calls"]] == [
@@ -343,7 +344,7 @@ async def test_trimmed_removed_and_edited_histories_are_new_rows(model: art.Trai
         state = await agent.ainvoke({"messages": [HumanMessage("one", id="1"), HumanMessage("two", id="2")]})
         kept = state["messages"]
         edited = [*kept, RemoveMessage(id="1"), HumanMessage("three")]
-        state = await agent.ainvoke({"messages": add_messages(kept, edited[len(kept) :])})  # type: ignore[arg-type]
+        state = await agent.ainvoke({"messages": add_messages(kept, edited[len(kept) :])})
         trimmed = trim_messages(state["messages"], max_tokens=2, token_counter=len, strategy="last")
         await agent.ainvoke({"messages": [SystemMessage("Before: one, two."), *trimmed[1:], HumanMessage("four")]})
         with pytest.raises(Exception, match="RemoveMessage"):
@@ -478,7 +479,8 @@ async def test_three_ways_to_call_record_equal_exchanges(model: art.TrainableMod
             {"role": "user", "content": "add 2 and 3 with the tool"},
         ]
         first = await client.chat.completions.create(model="shop/clerk", messages=messages, tools=tools)
-        (asked,) = first.choices[0].message.tool_calls or ()
+        calls: Any = first.choices[0].message.tool_calls
+        (asked,) = calls
         messages += [first.choices[0].message, {"role": "tool", "tool_call_id": asked.id, "content": "5"}]
         await client.chat.completions.create(model="shop/clerk", messages=messages, tools=tools)
     for one, two, three in zip(ours.exchanges, plain.exchanges, raw.exchanges, strict=True):

@@ -42,6 +42,10 @@ class TestUnit(ChatModelUnitTests):
     def chat_model_params(self) -> dict[str, Any]:
         return dict(URL)
 
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
     @pytest.fixture(autouse=True)
     def _listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The suite loads with `allowed_objects="all"`, which means a list that LangChain keeps of its own packages.

@@ -104,8 +104,8 @@ def test_each_kind_has_its_shape() -> None:
         AIMessage("", tool_calls=[call]),
         ToolMessage([{"type": "text", "text": "19C"}, {"type": "text", "text": "windy"}], tool_call_id="1", name="f"),
         ToolMessage("late", tool_call_id="gone", name="g"),
-        ChatMessage("x", role="critic"),
-        FunctionMessage("y", name="old"),
+        ChatMessage(content="x", role="critic"),
+        FunctionMessage(content="y", name="old"),
         AIMessage([]),
     ]
     function = {"name": "f", "arguments": '{"a": 1}'}
@@ -199,5 +199,5 @@ def test_nothing_but_its_name_tells_a_name() -> None:
 
 
 def test_a_chunk_is_a_message() -> None:
-    whole = AIMessageChunk("a") + AIMessageChunk("b")
+    whole = AIMessageChunk(content="a") + AIMessageChunk(content="b")
     assert to_wire([whole]) == [{"role": "assistant", "content": "ab"}]

@@ -43,12 +43,13 @@ def from_row(row: dict[str, Any]) -> Trajectory:
     """The trajectory that a row of the Parquet file tells of."""
     exchanges = []
     for call in row["exchanges"]:
-        jsons = {name: json.loads(call.pop(f"{name}_json")) for name in ("messages", "tools", "response", "sampling")}
+        of_json = ("messages", "tools", "response", "sampling", "metadata")
+        jsons = {name: json.loads(call.pop(f"{name}_json")) for name in of_json}
         exchanges.append({**call, **jsons})
     error = None if row["error_kind"] is None else {"kind": row["error_kind"], "message": row["error_message"]}
     return Trajectory.model_validate(
         {
-            **{name: row[name] for name in ("id", "scenario_id", "reward", "logs")},
+            **{name: row[name] for name in ("id", "scenario_id", "reward", "logs", "role")},
             "metrics": dict(row["metrics"]),
             "error": error,
             "metadata": json.loads(row["metadata_json"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,11 +13,14 @@ from openai import AsyncOpenAI
 
 from art_core import registry
 from art_core.backends.remote import RemoteBackend
+from art_core.control import RegisterRequest
 from art_core.hosting.server import HostServer
 from art_core.testing import RecordingTrainer, ScriptedEngine
 from art_core.trajectories import Trajectory, TrajectoryGroup
 
 VOCABULARY = 259
+Open = Callable[..., Awaitable[tuple[HostServer, RemoteBackend]]]
+"""The fixture `open_server`: a server with a host of its own on the folder of the test, and a client of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,3 +95,7 @@ async def group(backend: Any, name: str, prefix: str, **options: Any) -> Traject
     return TrajectoryGroup(
         [await rollout(backend, name, f"{prefix}-{index}", float(index), seed=index, **options) for index in range(2)]
     )
+
+
+async def register(backend: RemoteBackend, base_model: str, name: str = "m", **config: Any) -> None:
+    await backend.register(RegisterRequest(project="p", name=name, base_model=base_model, config=config))

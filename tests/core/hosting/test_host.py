@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,48 +26,12 @@ from art_core.errors import (
     UnknownTrajectoryError,
     WeightSyncError,
 )
-from art_core.hosting.host import ModelHost
-from art_core.hosting.options import HostOptions
-from art_core.hosting.server import HostServer
 from art_core.runs import Run
 from art_core.serve.guard import check_exposure
-from art_core.testing import write_tiny_model
-from tests.core.hosting.fakes import FakeEngine, FakeTrainer, ask, client_of, group, install, rollout, until
+from tests.core.hosting.fakes import FakeEngine, Open, ask, client_of, group, register, rollout, until
 
 CONFIG = TrainConfig()
 SLOW = {"engine_args": {"delay_s": 0.02, "letters": 60}}
-
-
-@pytest.fixture(scope="module")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_tiny_model(tmp_path_factory.mktemp("tiny")))
-
-
-@pytest.fixture(autouse=True)
-def _fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-
-
-Open = Callable[..., Awaitable[tuple[HostServer, RemoteBackend]]]
-
-
-@pytest.fixture
-async def open_server(tmp_path: Path) -> AsyncIterator[Open]:
-    async with AsyncExitStack() as stack:
-
-        async def opened(*, options: Any = None, api_key: str | None = None, **more: Any) -> Any:
-            chosen = HostOptions.made({"dtype": "float32", **(options or {})}, of="the server")
-            host = ModelHost(tmp_path / "runs", engine="fake", trainer="fake", options=chosen)
-            server = await stack.enter_async_context(
-                HostServer(host, api_key=api_key, **{"grace_s": 5.0, "progress_every_s": 0.05, **more})
-            )
-            return server, await stack.enter_async_context(RemoteBackend(server.url, api_key))
-
-        yield opened
-
-
-async def register(backend: RemoteBackend, base_model: str, name: str = "m", **config: Any) -> None:
-    await backend.register(RegisterRequest(project="p", name=name, base_model=base_model, config=config))
 
 
 async def started(engine: FakeEngine) -> None:
@@ -109,34 +72,6 @@ async def test_a_wait_beyond_the_bound_is_503_with_retry_after(open_server: Open
         assert int(caught.value.response.headers["retry-after"]) >= 1
         await asyncio.gather(long, training)
         assert (await ask(client, "p/m", max_tokens=2)).choices[0].policy_version == 1
-
-
-async def test_calls_that_come_in_during_the_optimisers_step_are_answered_by_the_weights_before_it(
-    open_server: Open, base_model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, backend = await open_server()
-    await register(backend, base_model)
-    scored = await group(backend, "m", "t")
-    begun, go_on = asyncio.Event(), asyncio.Event()
-    step = FakeTrainer.step
-
-    async def held(self: FakeTrainer, *arguments: Any) -> Any:
-        begun.set()
-        await go_on.wait()
-        return await step(self, *arguments)
-
-    monkeypatch.setattr(FakeTrainer, "step", held)
-    training = asyncio.create_task(backend.train("p", "m", [scored], CONFIG))
-    await begun.wait()
-    meanwhile = await group(backend, "m", "u")
-    assert [t.exchanges[0].policy_version for t in meanwhile] == [0, 0]
-    async with client_of(server) as client:
-        assert (await ask(client, "p/m")).choices[0].policy_version == 0
-        go_on.set()
-        assert (await training).step == 1
-        assert (await ask(client, "p/m")).choices[0].policy_version == 1
-    with pytest.raises(DataError, match="policy"):
-        await backend.train("p", "m", [meanwhile], CONFIG)
 
 
 async def test_steps_asked_for_at_once_are_made_one_after_the_other(open_server: Open, base_model: str) -> None:
@@ -549,35 +484,6 @@ async def test_a_trajectory_that_nobody_closes_is_given_up(open_server: Open, ba
     async with client_of(server, base_url=url) as client:
         with pytest.raises(NotFoundError, match="is not open"):
             await ask(client, "p/m")
-
-
-async def test_a_full_disk_ends_neither_the_closing_nor_the_sweeper(
-    open_server: Open, base_model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server, backend = await open_server(options={"trajectory_ttl_s": 0.4})
-    await register(backend, base_model)
-    for name in ("one", "two", "asked"):
-        await backend.open_trajectory("p", "m", name)
-
-    def full(*_: object) -> None:
-        raise StorageError("could not record a call: No space left on device")
-
-    with monkeypatch.context() as during:
-        during.setattr("art_core.hosting.exchanges.ExchangeLog._append", full)
-        assert await backend.close_trajectory("asked") == []
-        await until(lambda: not server.host._trajectories)
-    close, failures = server.host.close_trajectory, []
-
-    async def fails_once(trajectory_id: str) -> Any:
-        if not failures:
-            failures.append(trajectory_id)
-            raise RuntimeError("whatever else goes wrong")
-        return await close(trajectory_id)
-
-    monkeypatch.setattr(server.host, "close_trajectory", fails_once)
-    await backend.open_trajectory("p", "m", "three")
-    await until(lambda: not server.host._trajectories)
-    assert failures == ["three"]
 
 
 async def test_what_cannot_be_reached_says_what_to_check(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def exchanges(draw: st.DrawFn) -> Exchange:
         sampling=Sampling(max_tokens=draw(st.integers(1, 99)), seed=draw(st.none() | st.integers(0, 9))),
         policy_version=draw(st.integers(0, 9)),
         forked=draw(st.booleans()),
+        metadata=draw(st.dictionaries(TEXT, TEXT, max_size=1)),
         started_at=draw(FINITE),
         ended_at=draw(FINITE),
     )
@@ -114,6 +115,7 @@ TRAJECTORIES = st.builds(
     messages_and_choices=st.lists(MESSAGES, max_size=2),
     tools=st.none() | st.lists(DATA, max_size=1),
     additional_histories=st.lists(HISTORIES, max_size=1),
+    role=TEXT,
     exchanges=st.lists(exchanges(), max_size=1),
     reward=st.none() | st.floats(-1e100, 1e100),
     metrics=st.dictionaries(KEYS, st.floats(-1e100, 1e100), max_size=2),

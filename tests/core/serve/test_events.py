@@ -55,16 +55,18 @@ async def test_no_token_waits_for_the_next(setup: Setup) -> None:
         await setup.engine.freed.wait()
 
 
-async def test_what_was_sampled_before_an_error_comes_before_it(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_sampled_before_an_error_comes_before_it(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply, "_LEAST_GAP_S", 60.0)
     setup.engine.say("abcdef")
     setup.engine.stall_after, setup.engine.error = 4, RuntimeError("broken")
     got: list[int] = []
-    with pytest.raises(APIError, match="broken"):
+
+    async def read() -> None:
         async for chunk in await setup.agent("t")([USER], stream=True):
-            got += getattr(chunk.choices[0], "token_ids", None) or []
+            got.extend(getattr(chunk.choices[0], "token_ids", None) or [])
+
+    with pytest.raises(APIError, match="broken"):
+        await read()
     assert got == ids_of("abcd", closed=False)
     assert setup.server.close_trajectory("t") == []
 

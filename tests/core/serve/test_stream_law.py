@@ -69,7 +69,7 @@ async def answered(
 
 def joined(events: list[dict[str, Any]], index: int) -> dict[str, Any]:
     """What a client makes of the events of one choice, in the shape of a plain choice."""
-    whole: dict[str, Any] = {"index": index, "token_ids": [], "logprobs": None}
+    whole: dict[str, Any] = {"index": index, "token_ids": [], "token_logprobs": [], "logprobs": None}
     message: dict[str, Any] = {"content": None}
     for choice in (choice for event in events for choice in event["choices"] if choice["index"] == index):
         delta = dict(choice["delta"])
@@ -81,11 +81,13 @@ def joined(events: list[dict[str, Any]], index: int) -> dict[str, Any]:
             assert call["index"] == len(calls)
             calls.append({key: value for key, value in call.items() if key != "index"})
         message |= delta
-        whole["token_ids"] += choice.get("token_ids", [])
+        for key in ("token_ids", "token_logprobs"):
+            whole[key] += choice.get(key, [])
         if choice["logprobs"]:
             so_far = whole["logprobs"] or {"content": [], "refusal": None}
             whole["logprobs"] = {**so_far, "content": so_far["content"] + choice["logprobs"]["content"]}
-        rest = {key: value for key, value in choice.items() if key not in ("delta", "token_ids", "logprobs", "index")}
+        joined_above = ("delta", "token_ids", "token_logprobs", "logprobs", "index")
+        rest = {key: value for key, value in choice.items() if key not in joined_above}
         whole |= rest
     return {**whole, "message": message}
 

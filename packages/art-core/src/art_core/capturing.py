@@ -149,7 +149,12 @@ class Capture:
             main, *others = conversations(exchanges)
             trajectory.messages_and_choices = main.messages_and_choices
             trajectory.tools = main.tools
+            trajectory.role = main.role
             trajectory.additional_histories = others
+        versions = {exchange.policy_version for exchange in exchanges}
+        if len(versions) > 1:
+            trajectory.metrics["capture/policy_versions"] = len(versions)
+            trajectory.log(f"its calls were answered by the policy versions {sorted(versions)}")
         outside = self._scope.num_outside if self._scope is not None else 0
         if not outside:
             return
@@ -192,8 +197,9 @@ def capture(model: Capturable, *, scenario_id: str = "", metadata: Mapping[str, 
 
     On leaving, also by an exception or a cancellation, the record is closed; the trajectory then has its `exchanges`,
     and, unless the rollout wrote them itself, `messages_and_choices` and `additional_histories`. A call still running
-    fails. An exception becomes the trajectory's `error` and goes on; where a gather runs the rollout, this trajectory
-    is then its result. The inner of two captures of the same model wins.
+    fails. Where weights changed meanwhile, or a step was pinned, the metric `capture/policy_versions` says how many
+    versions answered. An exception becomes the trajectory's `error` and goes on; where a gather runs the rollout, this
+    trajectory is then its result. The inner of two captures of the same model wins.
 
     Raises:
         ConfigError: the model is not registered, or `with` is used where an event loop runs.

@@ -16,7 +16,8 @@ class TrainConfig:
     """How one training step learns from scored groups.
 
     `loss`, `learning_rate`, `clip_low`, `clip_high`: see `Objective`. `scale_rewards` divides advantages by the
-    standard deviation of their group's rewards.
+    standard deviation of their group's rewards. With `roles`, only what was sampled in these roles is trained; the rest
+    is context. An answer's role is what the call said as `metadata={"role": ...}`; "" is that of calls without one.
     """
 
     learning_rate: float = 1e-5
@@ -24,14 +25,19 @@ class TrainConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28
     scale_rewards: bool = True
+    roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            wanted = {"loss": str, "scale_rewards": bool}.get(field.name, (int, float))
-            if not isinstance(value, wanted) or (isinstance(value, bool) and field.name != "scale_rewards"):
-                kind = {"loss": "'ppo' or 'cispo'", "scale_rewards": "True or False"}.get(field.name, "a number")
-                raise ConfigError(f"{field.name} is {value!r}, a {type(value).__name__}; wanted {kind}")
+            if field.name in _KINDS:
+                types, kind = _KINDS[field.name]
+                value = getattr(self, field.name)
+                if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                    raise ConfigError(f"{field.name} is {value!r}; wanted {kind}")
+        roles: Any = self.roles
+        if not isinstance(roles, list | tuple) or not all(isinstance(role, str) for role in roles):
+            raise ConfigError(f"roles is {self.roles!r}; wanted names of roles, such as roles=('worker',)")
+        object.__setattr__(self, "roles", tuple(self.roles))
         if self.loss == "sft":
             raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; wanted 'ppo' or 'cispo'")
         _ = self.objective
@@ -58,3 +64,13 @@ class TrainConfig:
             meant = f": {instead}" if instead else ""
             raise ConfigError(f"train has no option {unknown[0]!r}{meant}; its options are {names}")
         return dataclasses.replace(config or cls(), **options)
+
+
+_NUMBER = (int, float), "a number"
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "learning_rate": _NUMBER,
+    "loss": ((str,), "'ppo' or 'cispo'"),
+    "clip_low": _NUMBER,
+    "clip_high": _NUMBER,
+    "scale_rewards": ((bool,), "True or False"),
+}

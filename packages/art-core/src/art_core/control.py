@@ -86,6 +86,7 @@ class TrainOptions(_Body):
     clip_low: float
     clip_high: float
     scale_rewards: bool
+    roles: tuple[str, ...] = ()
 
 
 class TrainRequest(_Body):

@@ -20,26 +20,29 @@ class _Conversation:
     keys: list[str]
     history: History
 
-    def is_continued_by(self, tools_key: str, keys: list[str]) -> bool:
-        return tools_key == self.tools_key and keys[: len(self.keys)] == self.keys
+    def is_continued_by(self, role: str, tools_key: str, keys: list[str]) -> bool:
+        same_agent = (role, tools_key) == (self.history.role, self.tools_key)
+        return same_agent and keys[: len(self.keys)] == self.keys
 
 
 def conversations(exchanges: Iterable[Exchange]) -> list[History]:
     """The conversations that `exchanges` make up, in the order in which they began; the first is the main one.
 
     A call whose messages continue a conversation (its messages, then its answer, in any of the spellings that clients
-    echo, with the same tools) belongs to it: the longest such one. Any other call opens a conversation: a sub-agent, a
-    parallel branch, an edited history. Each answer is a choice in exactly one conversation, and carries the id of its
-    exchange; what a conversation was opened with stays message dicts.
+    echo, with the same tools and in the same role) belongs to it: the longest such one. Any other call opens a
+    conversation: a sub-agent, a parallel branch, an edited history. Each answer is a choice in exactly one of them, and
+    carries the id of its exchange; what a conversation was opened with stays message dicts.
     """
     found: list[_Conversation] = []
     for exchange in sorted(exchanges, key=lambda exchange: exchange.started_at):
         tools_key = canonical_json(list(exchange.tools))
         keys = [message_key(message) for message in exchange.messages]
-        continued = [conversation for conversation in found if conversation.is_continued_by(tools_key, keys)]
+        continued = [
+            conversation for conversation in found if conversation.is_continued_by(exchange.role, tools_key, keys)
+        ]
         conversation = max(continued, key=lambda conversation: len(conversation.keys), default=None)
         if conversation is None:
-            conversation = _Conversation(tools_key, [], History(tools=list(exchange.tools) or None))
+            conversation = _Conversation(tools_key, [], History(tools=list(exchange.tools) or None, role=exchange.role))
             found.append(conversation)
         new: list[Any] = [dict(message) for message in exchange.messages[len(conversation.keys) :]]
         conversation.history.messages_and_choices += [*new, choice_of(exchange)]

@@ -13,8 +13,8 @@ from art_core.errors import DataError
 from art_core.memory import return_free_memory
 from art_core.protocols import Engine, Judge, Store, Trainer
 from art_core.samples import to_samples
-from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
-from art_core.types import Checkpoint, Objective, StepReport, TokenSample
+from art_core.trajectories import ScoredGroup, TrajectoryGroup
+from art_core.types import Checkpoint, Exchange, Objective, StepReport, TokenSample
 
 
 async def score(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[ScoredGroup]:
@@ -23,13 +23,15 @@ async def score(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[ScoredG
 
 
 def training_rows(
-    groups: Sequence[ScoredGroup], *, policy_version: int, scale_by_std: bool = True
+    groups: Sequence[ScoredGroup], *, policy_version: int, scale_by_std: bool = True, roles: Sequence[str] = ()
 ) -> tuple[list[TokenSample], dict[str, float]]:
-    """The rows that `groups` give, and counters of everything that gives none.
+    """The rows that `groups` give, and counters of everything that gives none. With `roles`, other calls are context.
 
     Raises:
-        DataError: a trajectory was sampled from another policy than the one about to be updated.
+        DataError: a trajectory was sampled from another policy than the one about to be updated, or a role that no
+            call has.
     """
+    _check_roles(groups, roles)
     rows: list[TokenSample] = []
     counters = {
         "groups/total": len(groups),
@@ -40,6 +42,7 @@ def training_rows(
         "trajectories/without_tokens": 0,
         "trajectories/forks": 0,
         "trajectories/truncated": 0,
+        "exchanges/other_roles": 0,
     }
     for group in groups:
         if len(group.members) < 2:
@@ -50,12 +53,14 @@ def training_rows(
             continue
         advantages = group_advantages(group.rewards, scale_by_std=scale_by_std)
         for (trajectory, _), advantage in zip(group.members, advantages, strict=True):
-            _check_version(trajectory, policy_version)
-            samples = to_samples(trajectory, advantage)
+            trained = [e for e in trajectory.exchanges if not roles or e.role in roles]
+            _check_version(trajectory.id, trained, policy_version)
+            samples = to_samples(trajectory, advantage, roles=roles)
             rows += samples
             counters["trajectories/trained" if samples else "trajectories/without_tokens"] += 1
             counters["trajectories/forks"] += max(0, len(samples) - 1)
             counters["trajectories/truncated"] += any(e.finish_reason == "length" for e in trajectory.exchanges)
+            counters["exchanges/other_roles"] += len(trajectory.exchanges) - len(trained)
     return rows, {name: float(value) for name, value in counters.items()}
 
 
@@ -97,10 +102,20 @@ async def _committed(store: Store, trainer: Trainer, cursor: dict[str, Any]) -> 
         raise
 
 
-def _check_version(trajectory: Trajectory, policy_version: int) -> None:
-    stale = {exchange.policy_version for exchange in trajectory.exchanges} - {policy_version}
+def _check_roles(groups: Sequence[ScoredGroup], roles: Sequence[str]) -> None:
+    known = {exchange.role for group in groups for trajectory, _ in group.members for exchange in trajectory.exchanges}
+    unknown = [role for role in roles if role not in known]
+    if unknown and known:
+        raise DataError(
+            f"no call of these groups has the role {unknown[0]!r}, which is to be trained; their roles are "
+            f"{sorted(known)}, where '' is a call without one: name the role in each call, as metadata={{'role': ...}}"
+        )
+
+
+def _check_version(trajectory_id: str, exchanges: Sequence[Exchange], policy_version: int) -> None:
+    stale = {exchange.policy_version for exchange in exchanges} - {policy_version}
     if stale:
         raise DataError(
-            f"trajectory {trajectory.id!r} was sampled from policy version {sorted(stale)[0]}, but version "
+            f"trajectory {trajectory_id!r} was sampled from policy version {sorted(stale)[0]}, but version "
             f"{policy_version} is about to be updated; training on it would be off-policy"
         )

@@ -176,6 +176,14 @@ class TrainableModel:
             ModelTransport(served),
         )
 
+    @property
+    def is_registered(self) -> bool:
+        return self._registered is not None
+
+    def unregister(self) -> None:
+        """Forget the backend, which is about to be closed. What it keeps of the model stays there."""
+        self._registered = None
+
     def backend(self) -> Backend:
         """Where the model is registered."""
         return self._known().backend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from art_core.errors import DataError
@@ -20,28 +20,32 @@ class _Row:
     def is_prefix_of(self, prompt_ids: tuple[int, ...]) -> bool:
         return len(self.token_ids) <= len(prompt_ids) and self.token_ids == list(prompt_ids[: len(self.token_ids)])
 
-    def append(self, exchange: Exchange) -> None:
+    def append(self, exchange: Exchange, *, is_trained: bool) -> None:
         context = exchange.prompt_ids[len(self.token_ids) :]
         self.token_ids += [*context, *exchange.completion_ids]
-        chosen = [not forced for forced in exchange.forced] or [True] * len(exchange.completion_ids)
+        chosen = [is_trained] * len(exchange.completion_ids)
+        if exchange.forced:
+            chosen = [is_trained and not forced for forced in exchange.forced]
         self.trained += [False] * len(context) + chosen
         self.logprobs += [0.0] * len(context)
         self.logprobs += [logp if own else 0.0 for logp, own in zip(exchange.logprobs, chosen, strict=True)]
 
 
-def to_samples(trajectory: Trajectory, advantage: float) -> list[TokenSample]:
+def to_samples(trajectory: Trajectory, advantage: float, *, roles: Sequence[str] = ()) -> list[TokenSample]:
     """Join each turn to the row its prompt extends; open a new row where history was edited or agents run in parallel.
 
     The longest matching row wins, so a turn continues the conversation it belongs to. Exchanges of different policy
     versions never share a row: a row has one version, and its logprobs are those of that version. Tokens that a
-    grammar forced were no choice of the policy, and are context.
+    grammar forced were no choice of the policy, and are context. With `roles`, so is what was sampled in others.
 
     Raises:
         DataError: an exchange was sampled from another distribution than the policy's own.
     """
     rows: list[_Row] = []
     for exchange in trajectory.exchanges:
-        _refuse_tempered(exchange)
+        is_trained = not roles or exchange.role in roles
+        if is_trained:
+            _refuse_tempered(exchange)
         candidates = [
             row
             for row in rows
@@ -50,7 +54,7 @@ def to_samples(trajectory: Trajectory, advantage: float) -> list[TokenSample]:
         row = max(candidates, key=lambda candidate: len(candidate.token_ids), default=None)
         if row is None:
             rows.append(row := _Row(exchange.policy_version))
-        row.append(exchange)
+        row.append(exchange, is_trained=is_trained)
     return [
         TokenSample(
             token_ids=tuple(row.token_ids),

@@ -27,13 +27,14 @@ class History(BaseModel):
 
     A choice is what `completion.choices[0]` of the `openai` client is: it carries the id of its recorded exchange, by
     which its token ids are found again. A choice that a library has turned into a message dict is looked up by the
-    same id where the library kept it.
+    same id where the library kept it. `role` is that of the agent whose conversation it is, where there are several.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
     messages_and_choices: list[Any] = Field(default_factory=list)
     tools: list[ToolSpec] | None = None
+    role: str = ""
 
     def messages(self) -> list[ChatMessage]:
         """The conversation as message dicts, the way an OpenAI client sends them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import socket
 import threading
@@ -20,25 +21,20 @@ from art_core.threads import in_thread
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=200, keepalive_expiry=5.0)
 
 _ADDRESSES_FOR_S = 30.0
-# A pool that is dropped with its model would be left to the garbage collector, which cannot close connections in order.
-_held: weakref.WeakKeyDictionary[
-    asyncio.AbstractEventLoop, dict[httpx2.AsyncHTTPTransport, AsyncGenerator[None, None]]
-] = weakref.WeakKeyDictionary()
 
 
 class LoopsTransport(httpx2.AsyncBaseTransport):
     """Connections to the server at `root`, usable from every event loop.
 
-    Each loop has a pool of its own, which is closed when the loop's runner ends.
+    Each loop has a pool of its own, which is closed when the loop's runner ends, or when nobody holds this any more.
     """
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._proxied = _proxy(root) is not None
         self._found: dict[str, tuple[list[str], float]] = {}
-        self._pools: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, tuple[httpx2.AsyncHTTPTransport, AsyncGenerator[None, None]]
-        ] = weakref.WeakKeyDictionary()
+        self._pools: _Pools = weakref.WeakKeyDictionary()
+        weakref.finalize(self, _close_all, self._pools).atexit = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         pool = await self._pool()
@@ -81,21 +77,42 @@ class LoopsTransport(httpx2.AsyncBaseTransport):
         pool = httpx2.AsyncHTTPTransport(limits=_LIMITS, proxy=_proxy(self._root), verify=_verify(self._root))
         # A runner closes the asynchronous generators that are left when it closes its loop: the one place where
         # connections that outlive every call can still be closed.
-        closer = self._until_the_loop_ends(loop, pool)
+        closer = _until_the_loop_ends(self._pools, weakref.ref(loop), pool)
         self._pools[loop] = (pool, closer)
-        _held.setdefault(loop, {})[pool] = closer
         await anext(closer)
         return pool
 
-    async def _until_the_loop_ends(
-        self, loop: asyncio.AbstractEventLoop, pool: httpx2.AsyncHTTPTransport
-    ) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            self._pools.pop(loop, None)
-            await pool.aclose()
-            _held.get(loop, {}).pop(pool, None)
+
+_Pools = weakref.WeakKeyDictionary[
+    asyncio.AbstractEventLoop, tuple[httpx2.AsyncHTTPTransport, AsyncGenerator[None, None]]
+]
+
+
+async def _until_the_loop_ends(
+    pools: _Pools, loop: weakref.ref[asyncio.AbstractEventLoop], pool: httpx2.AsyncHTTPTransport
+) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        if (ended := loop()) is not None:
+            pools.pop(ended, None)
+        await pool.aclose()
+
+
+def _close_all(pools: _Pools) -> None:
+    """Close the pools of a transport that is gone, each in its loop. Sockets that are only dropped are warned about."""
+    for loop, (_, closer) in list(pools.items()):
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(_begin_closing, loop, closer)
+
+
+def _begin_closing(loop: asyncio.AbstractEventLoop, closer: AsyncGenerator[None, None]) -> None:
+    task = loop.create_task(closer.aclose())
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+_closing: set[asyncio.Task[None]] = set()
 
 
 class AsyncModelTransport(LoopsTransport):

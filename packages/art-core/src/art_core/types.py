@@ -66,6 +66,7 @@ class Exchange(_Record):
     alternative to; empty means none. `policy_version` is the step of the checkpoint that served all of it. Times are
     seconds since the epoch. `forked` tells that the prompt could not be built as an extension of the trajectory's
     record. `num_malformed_calls` counts attempted tool calls that could not be read; their text is part of the content.
+    `metadata` is what the client said under that name, such as the `role` that an agent plays among others.
 
     Raises:
         TokenAlignmentError: there is no prompt, or not one logprob for each sampled token.
@@ -85,6 +86,7 @@ class Exchange(_Record):
     policy_version: int = Field(ge=0)
     forked: bool = False
     num_malformed_calls: int = Field(default=0, ge=0)
+    metadata: dict[str, str] = Field(default_factory=dict)
     started_at: float
     ended_at: float
 
@@ -98,6 +100,11 @@ class Exchange(_Record):
                 if isinstance(cause, TokenAlignmentError):
                     raise cause from None
                 raise
+
+    @property
+    def role(self) -> str:
+        """The role among several agents that the client named in `metadata`; empty where it named none."""
+        return self.metadata.get("role", "")
 
     @model_validator(mode="after")
     def _aligned(self) -> Self:

@@ -9,16 +9,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from art_langgraph.chat_model import ArtChatModel, init_chat_model
+    from art_langgraph._rollout import Rollout, current_trajectory, rollout, wrap_rollout
+    from art_langgraph.chat_model import ArtChatModel
     from art_langgraph.convert import from_wire, to_wire
+    from art_langgraph.of_rollout import init_chat_model
+    from art_langgraph.stats import Interval
+    from art_langgraph.training import Evaluation, TrainingResult, train
 
-__all__ = ["ArtChatModel", "from_wire", "init_chat_model", "to_wire"]
+__all__ = [
+    "ArtChatModel",
+    "Evaluation",
+    "Interval",
+    "Rollout",
+    "TrainingResult",
+    "current_trajectory",
+    "from_wire",
+    "init_chat_model",
+    "rollout",
+    "to_wire",
+    "train",
+    "wrap_rollout",
+]
 
 _LAZY = {
     "ArtChatModel": "chat_model",
+    "Evaluation": "training",
+    "Interval": "stats",
+    "Rollout": "_rollout",
+    "TrainingResult": "training",
+    "current_trajectory": "_rollout",
     "from_wire": "convert",
-    "init_chat_model": "chat_model",
+    "init_chat_model": "of_rollout",
+    "rollout": "_rollout",
     "to_wire": "convert",
+    "train": "training",
+    "wrap_rollout": "_rollout",
 }
 
 

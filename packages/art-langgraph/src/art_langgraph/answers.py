@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from art_langgraph.convert import read_calls
 
 _PROVIDER = "art"
-_OF_CHOICE = ("token_ids", "exchange_id", "policy_version", "malformed_tool_calls")
+_OF_CHOICE = ("token_ids", "token_logprobs", "exchange_id", "policy_version", "malformed_tool_calls")
 
 
 def extras(message: BaseMessage, choice: Mapping[str, Any], wire: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import Runnable, RunnableBinding
+from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils import secret_from_env
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -22,8 +22,8 @@ from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_valid
 
 from art_core import TrainableModel
 from art_core.errors import ConfigError
-from art_core.scope import innermost_scope
 from art_langgraph.answers import Joined, calls_apart, chat_result, extras, response_format, with_parsed, without_calls
+from art_langgraph.bound import BoundTools
 from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport
 from art_langgraph.convert import to_wire
 
@@ -50,7 +50,7 @@ class ArtChatModel(ChatOpenAI):
     Chat Completions. There is no cache unless one is given, and none inside a rollout.
 
     Messages are sent by `art_langgraph.convert.to_wire`. `response_metadata` of an answer has, streamed or not,
-    `token_ids` and `logprobs` of what was sampled, `policy_version`, and `exchange_id`, under which the call is
+    `token_ids` and `token_logprobs` of what was sampled, `policy_version`, and `exchange_id`, under which the call is
     recorded. Reasoning is in `additional_kwargs["reasoning_content"]`, and is sent back with the message.
 
     Serialized by LangChain or pickled, it becomes one of a `base_url`, that of the rollout it is pickled in, without
@@ -66,8 +66,7 @@ class ArtChatModel(ChatOpenAI):
     step: int | None = Field(default=None, ge=0)
 
     cache: BaseCache | bool | None = Field(default=False, exclude=True)
-    logprobs: bool | None = True
-    openai_api_key: SecretStr | None = Field(  # type: ignore[assignment]
+    openai_api_key: SecretStr | None = Field(
         alias="api_key", default_factory=secret_from_env(_KEY_VARIABLE, default=None)
     )
     request_timeout: Any = Field(default=TIMEOUT_S, alias="timeout")
@@ -152,10 +151,14 @@ class ArtChatModel(ChatOpenAI):
             )
 
     def bind_tools(
-        self, tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool], **options: Any
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: dict[str, Any] | str | bool | None = None,
+        **options: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """As `ChatOpenAI`. Bound once more, as agents do, what is returned keeps its options and gets the new tools."""
-        bound: Any = super().bind_tools(tools, **options)
+        bound: Any = super().bind_tools(tools, tool_choice=tool_choice, **options)
         return BoundTools(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
 
     def _get_request_payload(
@@ -344,73 +347,6 @@ class ArtChatModel(ChatOpenAI):
     def _options(self) -> dict[str, Any]:
         """What an equal one is made of."""
         return {name: getattr(self, name) for name in self.model_fields_set if name not in (*_CLIENTS, "profile")}
-
-
-def init_chat_model(
-    model: TrainableModel | str | None = None,
-    *,
-    model_provider: str | None = None,
-    configurable_fields: None = None,
-    config_prefix: str | None = None,
-    **options: Any,
-) -> ArtChatModel:
-    """The chat model of the rollout that this is called in, or of `model`.
-
-    A string stands for the model of the rollout: its name, with or without the project, that of a step (`name@step`),
-    or its base model. `options` are those of `ArtChatModel`. `ArtChatModel(model)`, built once, does the same for all
-    rollouts.
-
-    Raises:
-        ConfigError: no rollout is around this and `model` is no `TrainableModel`; a string names another model; or an
-            argument that only makes sense for models of other providers.
-    """
-    for name, value in (("configurable_fields", configurable_fields), ("config_prefix", config_prefix)):
-        if value is not None:
-            raise ConfigError(
-                f"init_chat_model: {name} is not supported; call .configurable_fields(...) on what it returns"
-            )
-    if model_provider not in (None, "art", "openai"):
-        raise ConfigError(
-            f"model_provider is {model_provider!r}; a model that is trained has none: leave it out, or use "
-            "langchain.chat_models.init_chat_model for a model of a provider"
-        )
-    if isinstance(model, TrainableModel):
-        return ArtChatModel(model, **options)
-    scope = innermost_scope()
-    trained = scope.owner if scope is not None else None
-    if not isinstance(trained, TrainableModel):
-        raise ConfigError(
-            "init_chat_model is called outside a rollout; call it inside one, or give it a TrainableModel: "
-            "init_chat_model(model)"
-        )
-    if model is None:
-        return ArtChatModel(trained, **options)
-    name, at, step = model.partition("@")
-    full = trained.get_inference_name()
-    if name not in (full, trained.name, trained.base_model) or (at and not step.isdecimal()):
-        raise ConfigError(
-            f"init_chat_model got {model!r}, but the rollout is one of {full!r}; leave the name out, or use "
-            "langchain.chat_models.init_chat_model for a model that is not trained"
-        )
-    return ArtChatModel(trained, **({"step": int(step)} if at else {}), **options)
-
-
-class BoundTools(RunnableBinding[LanguageModelInput, AIMessage]):
-    """An `ArtChatModel` with tools bound."""
-
-    def bind_tools(self, tools: Sequence[Any], **options: Any) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with `tools` in place of those that were bound, and the options of both."""
-        kept = {name: value for name, value in self.kwargs.items() if name != "tools"}
-        if all(tool.get("function", {}).get("strict") for tool in self.kwargs.get("tools") or ({},)):
-            kept["strict"] = True
-        given = {name: value for name, value in options.items() if value is not None}
-        bound: Any = self.bound
-        again: Runnable[LanguageModelInput, AIMessage] = bound.bind_tools(tools, **{**kept, **given})
-        return again.with_config(self.config) if self.config else again
-
-    @classmethod
-    def lc_id(cls) -> list[str]:
-        return RunnableBinding.lc_id()
 
 
 def _made_again(kind: type[ArtChatModel], options: dict[str, Any]) -> ArtChatModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -12,7 +11,7 @@ import httpx2
 from art_core import TrainableModel
 from art_core.capturing import NO_KEY, served_model
 from art_core.errors import ConfigError
-from art_core.scope import ServedModel, current_scope
+from art_core.scope import ServedModel, address_of_call, current_scope
 from art_core.transport import AsyncModelTransport, ModelTransport
 
 PLACEHOLDER = "http://server-of-the-model.invalid"
@@ -85,9 +84,9 @@ class OfUrl:
         return "/t/" in urlsplit(self._served.root).path or current_scope(self._served) is not None
 
 
-# Chat models of the same server share connections; those of a finished trajectory's address are let go.
-_async_transports: weakref.WeakValueDictionary[ServedModel, AsyncModelTransport] = weakref.WeakValueDictionary()
-_transports: weakref.WeakValueDictionary[ServedModel, ModelTransport] = weakref.WeakValueDictionary()
+# Chat models of the same server share its connections, which are kept for as long as the process lives.
+_async_transports: dict[str, AsyncModelTransport] = {}
+_transports: dict[str, ModelTransport] = {}
 _lock = threading.Lock()
 
 
@@ -96,16 +95,11 @@ class AsyncPlaceTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._held: AsyncModelTransport | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        served = self._place.served()
+        origin = _address(request, self._place.served(), self._place.api_key())
         with _lock:
-            transport = _async_transports.get(served)
-            if transport is None:
-                transport = _async_transports[served] = AsyncModelTransport(served)
-            self._held = transport
-        _address(request, served, self._place.api_key())
+            transport = _async_transports.setdefault(origin, AsyncModelTransport(ServedModel(origin, "", "")))
         return await transport.handle_async_request(request)
 
 
@@ -114,20 +108,21 @@ class PlaceTransport(httpx2.BaseTransport):
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._held: ModelTransport | None = None
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        served = self._place.served()
+        origin = _address(request, self._place.served(), self._place.api_key())
         with _lock:
-            transport = _transports.get(served)
-            if transport is None:
-                transport = _transports[served] = ModelTransport(served)
-            self._held = transport
-        _address(request, served, self._place.api_key())
+            transport = _transports.setdefault(origin, ModelTransport(ServedModel(origin, "", "")))
         return transport.handle_request(request)
 
 
-def _address(request: httpx2.Request, served: ServedModel, api_key: str) -> None:
-    request.url = httpx2.URL(served.root + str(request.url).removeprefix(PLACEHOLDER))
-    request.headers["Host"] = request.url.netloc.decode("ascii")
+def _address(request: httpx2.Request, served: ServedModel, api_key: str) -> str:
+    """Put server, trajectory and key into a request that was made to `PLACEHOLDER`. Returns the server's origin."""
+    path = str(request.url).removeprefix(PLACEHOLDER)
+    recorded_at = address_of_call(served) if path.startswith("/v1/") else None
+    url = served.root + path if recorded_at is None else recorded_at + path.removeprefix("/v1")
+    request.url = httpx2.URL(url)
+    host = request.url.netloc.decode("ascii")
+    request.headers["Host"] = host
     request.headers["Authorization"] = f"Bearer {api_key}"
+    return f"{request.url.scheme}://{host}"

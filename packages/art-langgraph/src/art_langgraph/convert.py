@@ -16,12 +16,14 @@ from langchain_core.messages import (
     ChatMessage,
     FunctionMessage,
     HumanMessage,
+    InvalidToolCall,
     SystemMessage,
+    ToolCall,
     ToolMessage,
     convert_to_openai_data_block,
     is_data_content_block,
 )
-from langchain_core.messages.tool import InvalidToolCall, ToolCall, tool_call
+from langchain_core.messages.tool import tool_call
 from langchain_core.output_parsers.openai_tools import make_invalid_tool_call
 
 from art_core.errors import DataError

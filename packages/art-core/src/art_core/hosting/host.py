@@ -388,7 +388,7 @@ class ModelHost:
                     self.metrics.expired()
                     try:
                         await self.close_trajectory(trajectory_id)
-                    except Exception:  # noqa: BLE001 - the sweeper outlives it
+                    except Exception:  # noqa: BLE001 - others are still to be given up, and this one is tried again
                         _log.exception("trajectory %r could not be closed; it is tried again", trajectory_id)
 
 

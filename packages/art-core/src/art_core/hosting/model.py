@@ -138,7 +138,11 @@ class HostedModel:
             trainer = self._trainer
             assert trainer is not None, "aligned models have one"
             rows, counters = await asyncio.to_thread(
-                training_rows, scored, policy_version=self.step, scale_by_std=config.scale_rewards
+                training_rows,
+                scored,
+                policy_version=self.step,
+                scale_by_std=config.scale_rewards,
+                roles=config.roles,
             )
             on_progress(f"training step {self.step + 1} on {len(rows)} rows")
             self._running = asyncio.create_task(self._step(rows, config, trainer, {**counters, **_summary(scored)}))

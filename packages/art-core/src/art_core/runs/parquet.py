@@ -39,6 +39,7 @@ _EXCHANGE = pa.struct(
         ("policy_version", pa.int64()),
         ("forked", pa.bool_()),
         ("num_malformed_calls", pa.int64()),
+        ("metadata_json", pa.string()),
         ("started_at", pa.float64()),
         ("ended_at", pa.float64()),
     ]
@@ -59,6 +60,7 @@ SCHEMA = pa.schema(
         pa.field("logs", pa.list_(pa.string()), nullable=False),
         pa.field("messages_json", pa.string(), nullable=False),
         pa.field("tools_json", pa.string()),
+        pa.field("role", pa.string(), nullable=False),
         pa.field("additional_histories_json", pa.string(), nullable=False),
         pa.field("prompt_tokens", pa.int64(), nullable=False),
         pa.field("completion_tokens", pa.int64(), nullable=False),
@@ -110,6 +112,7 @@ def _row(stored: StoredTrajectory) -> dict[str, Any]:
         "logs": [_text(line) for line in trajectory.logs],
         "messages_json": json.dumps(data["messages_and_choices"]),
         "tools_json": None if data["tools"] is None else json.dumps(data["tools"]),
+        "role": _text(trajectory.role),
         "additional_histories_json": json.dumps(data["additional_histories"]),
         "prompt_tokens": sum(len(exchange.prompt_ids) for exchange in trajectory.exchanges),
         "completion_tokens": trajectory.num_trained_tokens,
@@ -119,7 +122,7 @@ def _row(stored: StoredTrajectory) -> dict[str, Any]:
 
 def _exchange(exchange: Exchange) -> dict[str, Any]:
     data = exchange.model_dump(mode="json", warnings=False)
-    for name in ("messages", "tools", "response", "sampling"):
+    for name in ("messages", "tools", "response", "sampling", "metadata"):
         data[f"{name}_json"] = json.dumps(data.pop(name))
     return {name: _text(value) if isinstance(value, str) else value for name, value in data.items()}
 

@@ -14,7 +14,7 @@ from art_core.serve.sampled import Progress, Sampled
 from art_core.serve.schemas import check_grammar
 from art_core.serve.served import Served
 from art_core.serve.session import Prompt, Session, whole_prompt
-from art_core.serve.wire import logprobs_content, unsupported, usage, wire_finish_reason
+from art_core.serve.wire import MIN_LOGPROB, logprobs_content, unsupported, usage, wire_finish_reason
 from art_core.types import TokenChunk
 
 
@@ -81,7 +81,8 @@ class ChatCall:
             return
         recorder = self._model.recorder if self._session is None else self._session
         recorded = [
-            Recorded(choice.exchange(self.request.messages, self._tools), choice.chunk) for choice in self.choices
+            Recorded(choice.exchange(self.request.messages, self._tools, self.request.metadata), choice.chunk)
+            for choice in self.choices
         ]
         if recorder is not None:
             recorder.record(*(item.exchange for item in recorded))
@@ -95,7 +96,7 @@ class ChatCall:
                 "message": choice.message,
                 "finish_reason": self._finish_reason(choice),
                 "logprobs": self._logprobs(choice.chunk),
-                "token_ids": list(choice.chunk.token_ids),
+                **_tokens(choice.chunk),
                 **choice.extras,
             }
             for index, choice in enumerate(self.choices)
@@ -111,7 +112,7 @@ class ChatCall:
 
     def events(self, index: int, step: Progress) -> list[dict[str, Any]]:
         """The events of what choice `index` has just sampled; the first of them has the tokens."""
-        tokens = {"logprobs": self._logprobs(step.chunk), "token_ids": list(step.chunk.token_ids)}
+        tokens = {"logprobs": self._logprobs(step.chunk), **_tokens(step.chunk)}
         deltas = step.deltas or [{}]
         return [
             self._event(_delta(index, delta, **(tokens if place == 0 else {}))) for place, delta in enumerate(deltas)
@@ -202,6 +203,12 @@ def grammar_of(request: ChatRequest, renderer: ChatRenderer) -> str | None:
         param = f"tools[{(request.tools or []).index(tool)}].function.parameters"
         check_grammar(renderer.tool_call_grammar([tool]) or grammar, code="invalid_function_parameters", param=param)
     return grammar
+
+
+def _tokens(chunk: TokenChunk) -> dict[str, Any]:
+    """What was sampled, always: OpenAI's `logprobs`, which have to be asked for, cost many times as much."""
+    logprobs = [max(logprob, MIN_LOGPROB) for logprob in chunk.logprobs]
+    return {"token_ids": list(chunk.token_ids), "token_logprobs": logprobs}
 
 
 def _delta(index: int, delta: dict[str, Any], *, finish_reason: str | None = None, **extra: Any) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from art_core.errors import (
     EngineClosedError,
     ModelNotFoundError,
     RunLockedError,
+    StorageError,
     UnknownTrajectoryError,
     WeightSyncError,
 )
@@ -48,6 +49,7 @@ _STATUS: tuple[tuple[type[ArtError], int], ...] = (
     (ModelNotFoundError, 404),
     (UnknownTrajectoryError, 404),
     (RunLockedError, 409),
+    (StorageError, 507),
     (ConfigError, 400),
     (DataError, 400),
     (EngineClosedError, 503),

@@ -25,10 +25,10 @@ tokens do."""
 
 
 def told(error: Exception) -> ApiError:
-    """How `error` is told to a client; what is our fault is logged with its traceback."""
+    """How `error` is told to a client. What is no fault of theirs is logged; what may be ours with its traceback."""
     api_error = as_api_error(error)
     if api_error.status >= 500:
-        _logger.error("a call failed: %s", api_error, exc_info=error)
+        _logger.error("a call failed: %s", api_error, exc_info=None if api_error.code == "storage_error" else error)
     return api_error
 
 

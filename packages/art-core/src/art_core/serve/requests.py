@@ -2,9 +2,10 @@
 
 One rule for fields: a field that this server does not know is refused by name, since it might change the answer. Known
 are the fields of the models below. Some of them are accepted without any effect: those that only concern OpenAI's own
-service (`metadata`, `prompt_cache_key`, `prompt_cache_retention`, `safety_identifier`, `service_tier`, `store`,
+service (`prompt_cache_key`, `prompt_cache_retention`, `safety_identifier`, `service_tier`, `store`,
 `user`), `return_token_ids` (ids are always returned), the neutral values of what is not supported (`_ONLY`), `strict`
-of a tool and of a `response_format` (a schema is enforced either way), and unknown fields of a message.
+of a tool and of a `response_format` (a schema is enforced either way), and unknown fields of a message. `metadata`
+changes no answer either: it is kept with the record of the call.
 """
 
 from __future__ import annotations

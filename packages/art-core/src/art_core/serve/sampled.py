@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar, cast
@@ -159,7 +159,9 @@ class Sampled:
             "malformed_tool_calls": self._parser.num_malformed_calls,
         }
 
-    def exchange(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Exchange:
+    def exchange(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], metadata: Mapping[str, str] | None = None
+    ) -> Exchange:
         """The finished call."""
         if self.finish_reason is None:
             raise EngineClosedError("the engine has not finished the completion")
@@ -179,6 +181,7 @@ class Sampled:
             policy_version=chunk.policy_version,
             forked=self.prompt.forked,
             num_malformed_calls=self._parser.num_malformed_calls,
+            metadata=dict(metadata or {}),
             started_at=self._started_at,
             ended_at=time.time(),
         )

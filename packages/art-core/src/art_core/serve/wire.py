@@ -12,6 +12,7 @@ from art_core.errors import (
     ContextLengthError,
     DataError,
     EngineClosedError,
+    StorageError,
     UnknownTrajectoryError,
 )
 from art_core.messages import compact_json
@@ -37,6 +38,7 @@ ERROR_CODES = {
     "request_timeout": "408: the body did not come to its end in time",
     "request_too_large": "413: the body has more bytes than the server takes",
     "shutting_down": "503: the server ends and takes no new calls",
+    "storage_error": "507: the answer could not be recorded, so it is not given: the disk is full or not writable",
     "unknown_trajectory": "404: no trajectory of that id is open",
     "unknown_url": "404 or 405: no such address, or not with this method",
     "unsupported_parameter": "400: a field, or a value of one, that this server does not support; `param` names it",
@@ -92,6 +94,8 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, EngineClosedError):
         return ApiError(503, str(error), code="engine_closed")
+    if isinstance(error, StorageError):
+        return ApiError(507, str(error), code="storage_error")
     if isinstance(error, RecursionError):
         return invalid("the arguments of a tool call are nested too deeply", "messages")
     return ApiError(500, f"{type(error).__name__}: {error}", code="internal_error")

@@ -1,0 +1,216 @@
+"""`rollout`: a function that runs a graph on a task, made to give a recorded and rewarded trajectory.
+
+The module has an underscore because the package exports a function `rollout`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, overload
+
+from art_core import TrainableModel, Trajectory, capture
+from art_core.capturing import CapturedTrajectory
+from art_core.errors import ConfigError, DataError
+from art_core.values import metric_value
+from art_langgraph.others import watched_answers
+
+_current: ContextVar[CapturedTrajectory | None] = ContextVar("art_langgraph_trajectory", default=None)
+# Threads are made as they are needed; how many rollouts run at once is for the one to say who gathers them.
+_threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="rollout")
+
+
+def current_trajectory() -> CapturedTrajectory:
+    """The trajectory of the rollout that this code is part of: to set `reward`, `metrics`, `metadata`, or read its URL.
+
+    Raises:
+        ConfigError: no rollout runs here; a thread that was started without its context knows of none.
+    """
+    trajectory = _current.get()
+    if trajectory is None:
+        raise ConfigError(
+            "no rollout runs here; call current_trajectory() inside a function that is decorated with "
+            "@art_langgraph.rollout (in a thread: one that was started by asyncio.to_thread or "
+            "contextvars.copy_context().run)"
+        )
+    return trajectory
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A finished rollout. `state` is what its graph ended with, where the function returned that."""
+
+    trajectory: Trajectory
+    state: Any = None
+
+
+class Rollout:
+    """A function that attempts a task; called like it, it gives the `Trajectory` of the attempt. See `rollout`."""
+
+    def __init__(self, function: Callable[..., Any], model: TrainableModel | None = None) -> None:
+        if not callable(function):
+            raise ConfigError(f"rollout got a {type(function).__name__}; wanted a function that runs the agent")
+        inner = function if isinstance(function, Rollout) else None
+        self.function: Callable[..., Any] = function if inner is None else inner.function
+        self.model: TrainableModel | None = model if inner is None else model or inner.model
+        functools.update_wrapper(self, self.function)
+
+    def of(self, model: TrainableModel) -> Rollout:
+        """The same function for `model`.
+
+        Raises:
+            ConfigError: it belongs to another model already.
+        """
+        if self.model is not None and self.model is not model:
+            raise ConfigError(f"{self!r} is a rollout of {self.model!r}; wanted one of {model!r}, or of none")
+        return Rollout(self.function, model)
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Trajectory:
+        return (await self.attempt(args, kwargs)).trajectory
+
+    async def attempt(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_judged: bool = False) -> Attempt:
+        """Run the function, with every call of the model recorded. With `is_judged` it need not give a reward.
+
+        Raises:
+            DataError: the model was not called, or the function gave no reward, or one that is not a finite number.
+        """
+        if self.model is None:
+            raise ConfigError(
+                f"{self!r} does not know its model; write @rollout(model) or rollout(function, model=model), or give "
+                "it to art_langgraph.train, which does know it"
+            )
+        with watched_answers() as answers:
+            async with capture(self.model) as captured:
+                token = _current.set(captured)
+                try:
+                    given = await self._called(*args, **kwargs)
+                finally:
+                    _current.reset(token)
+        trajectory, state = self._outcome(captured, given, is_judged=is_judged)
+        others = answers.others({exchange.id for exchange in trajectory.exchanges})
+        if not trajectory.exchanges:
+            raise DataError(self._not_recorded(captured, others))
+        if others:
+            trajectory.metrics["other_models/calls"] = len(others)
+            trajectory.log(f"calls of models that are not trained: {_counted(others)}")
+        if trajectory.reward is None and trajectory.error is None and not is_judged:
+            raise DataError(
+                f"{self!r} gave no reward; return a number, or set current_trajectory().reward, "
+                "or its error where the attempt says nothing about the model"
+            )
+        return Attempt(trajectory, state)
+
+    async def _called(self, *args: Any, **kwargs: Any) -> Any:
+        if inspect.iscoroutinefunction(_innermost(self.function)):
+            return await self.function(*args, **kwargs)
+        call = functools.partial(contextvars.copy_context().run, self.function, *args, **kwargs)
+        given = await asyncio.get_running_loop().run_in_executor(_threads, call)
+        return await given if isinstance(given, Awaitable) else given
+
+    def _outcome(self, captured: Trajectory, given: Any, *, is_judged: bool) -> tuple[Trajectory, Any]:
+        """The trajectory, and the state that the graph ended with where that was given."""
+        if given is None or given is captured:
+            return captured, None
+        if isinstance(given, Trajectory):
+            return _merged(given, captured), None
+        if is_judged and (isinstance(given, list) or (isinstance(given, Mapping) and "messages" in given)):
+            return captured, given
+        try:
+            captured.reward = float(metric_value(given, f"the reward that {self!r} returned"))
+        except DataError as error:
+            hint = "; the final state of a graph is for a judge: train(..., judge=...)" if _is_state(given) else ""
+            raise DataError(
+                f"{str(error).partition(';')[0]}; wanted a finite number, a Trajectory, or None where it has set "
+                f"current_trajectory().reward{hint}"
+            ) from None
+        return captured, None
+
+    def _not_recorded(self, captured: Trajectory, others: list[str]) -> str:
+        told = f"{self!r} ended without a recorded call of {self.model!r}, so there is nothing to train on: "
+        if others:
+            return told + (
+                f"it called other models ({_counted(others)}); build the graph with "
+                "art_langgraph.ArtChatModel(model) in their place"
+            )
+        if outside := captured.metrics.get("capture/calls_outside"):
+            return told + (
+                f"{outside} calls of the model were made in no rollout meanwhile; a thread that is started by hand "
+                "does not know of it: submit contextvars.copy_context().run, or use asyncio.to_thread"
+            )
+        return told + (
+            "it returned before it called the model, or called it by a client that is not led here; build the graph "
+            "with art_langgraph.ArtChatModel(model), or give the client current_trajectory().base_url"
+        )
+
+    def __repr__(self) -> str:
+        return f"rollout {getattr(self.function, '__qualname__', repr(self.function))!r}"
+
+
+@overload
+def rollout(function: TrainableModel, /) -> Callable[[Callable[..., Any]], Rollout]: ...
+@overload
+def rollout(function: None = None, /, *, model: TrainableModel) -> Callable[[Callable[..., Any]], Rollout]: ...
+@overload
+def rollout(function: Callable[..., Any], /, *, model: TrainableModel | None = None) -> Rollout: ...
+def rollout(function: Any = None, /, *, model: TrainableModel | None = None) -> Any:
+    """Make a trajectory of each call of `function`, which runs an agent once and says how good that was.
+
+    Every call of an `ArtChatModel` made inside is recorded. `function` may be asynchronous, or not: it then runs in a
+    thread. It returns the reward; or None, having set `current_trajectory().reward`; or a `Trajectory` of its own. What
+    is made is always awaited: `trajectory = await attempt(task)`. An exception goes through.
+
+    Written `@rollout`, the model is the one given to `train`; with `@rollout(model)`, `rollout(function, model=model)`
+    or `wrap_rollout(model, function)` the rollout can be called by itself, and gathered by `art_core`'s functions.
+
+    Raises:
+        DataError: when called: the model was not called, or there is no reward, or it is not a finite number.
+        ConfigError: when called: the rollout has no model, or that is not registered.
+    """
+    if isinstance(function, TrainableModel):
+        return functools.partial(Rollout, model=function)
+    if function is None:
+        return functools.partial(Rollout, model=model)
+    return Rollout(function, model)
+
+
+def wrap_rollout(model: TrainableModel, function: Callable[..., Any]) -> Rollout:
+    """As `rollout(function, model=model)`; the name and the order that ART has."""
+    if not isinstance(model, TrainableModel):
+        raise ConfigError(f"wrap_rollout got a {type(model).__name__}; wanted wrap_rollout(model, function)")
+    return Rollout(function, model)
+
+
+def _merged(given: Trajectory, captured: Trajectory) -> Trajectory:
+    """A trajectory that the function made itself, with what was recorded of it, unless it has a record of its own."""
+    if given.exchanges:
+        return given
+    given.exchanges = captured.exchanges
+    if not given.messages_and_choices and not given.additional_histories:
+        given.messages_and_choices, given.tools = captured.messages_and_choices, captured.tools
+        given.additional_histories, given.role = captured.additional_histories, captured.role
+    for name, value in captured.metrics.items():
+        given.metrics.setdefault(name, value)
+    given.logs += captured.logs
+    return given
+
+
+def _innermost(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_function = inspect.isroutine(function)
+    return function if is_function else type(function).__call__
+
+
+def _is_state(given: Any) -> bool:
+    return isinstance(given, Mapping | list)
+
+
+def _counted(names: list[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in Counter(names).most_common())

@@ -1,0 +1,84 @@
+"""A judge gives a group its rewards: of what the attempts ended with, or of their trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from art_core.errors import ConfigError
+from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
+from art_core.types import RolloutError
+
+
+class Scores(Protocol):
+    """A verdict that has the scores in a field, as that of `art_ruler`."""
+
+    @property
+    def scores(self) -> Sequence[float | None]: ...
+
+
+Verdict = Sequence[float | None] | Scores
+
+
+class ScoringJudge(Protocol):
+    """An object that judges: `art_ruler.Ruler`, or a judge of `art_core`."""
+
+    def score(self, attempts: Sequence[Any], /) -> Awaitable[Verdict]: ...
+
+
+Judging = ScoringJudge | Callable[[Sequence[Any]], Awaitable[Verdict]]
+"""Given the attempts at one task: one score for each, in their order, or None where there can be none."""
+
+
+async def judge_group(group: TrajectoryGroup, states: Mapping[str, Any], judge: Judging) -> TrajectoryGroup:
+    """Set the rewards of `group` to what `judge` says.
+
+    It is shown the messages of the final state of each attempt that has one in `states` (by the trajectory's id), and
+    otherwise the trajectory. A reward that the rollout gave becomes the metric `own_reward`. Where the judge fails, or
+    has no score, the trajectory carries that as its error. Members that failed are not shown.
+    """
+    members = [trajectory for trajectory in group if trajectory.error is None]
+    for trajectory in members:
+        if trajectory.reward is not None:
+            trajectory.metrics["own_reward"] = trajectory.reward
+            trajectory.reward = None
+    if not members:
+        return group
+    try:
+        verdict = await _ask(judge, [_shown(trajectory, states) for trajectory in members])
+        scored = _scored(members, getattr(verdict, "scores", verdict))
+    except Exception as error:  # noqa: BLE001  # a failure of the judge is data, like one of a rollout
+        for trajectory in members:
+            trajectory.error = RolloutError(kind=type(error).__name__, message=f"the judge failed: {error}")
+        return group
+    rewards = {trajectory.id: reward for trajectory, reward in scored.members}
+    for trajectory in members:
+        trajectory.reward = rewards.get(trajectory.id)
+        if trajectory.reward is None:
+            trajectory.error = RolloutError(kind="Unscored", message="the judge gave this attempt no score")
+    return group
+
+
+def check_judge(judge: Any) -> None:
+    """Raises ConfigError for what cannot judge."""
+    if judge is not None and not callable(judge) and not callable(getattr(judge, "score", None)):
+        raise ConfigError(
+            f"judge is a {type(judge).__name__}; wanted an async function of the attempts at a task, or an object "
+            "with such a `score`, such as art_ruler.Ruler(...)"
+        )
+
+
+async def _ask(judge: Judging, attempts: list[Any]) -> Any:
+    score: Any = getattr(judge, "score", judge)
+    return await score(attempts)
+
+
+def _scored(members: Sequence[Trajectory], scores: Sequence[float | None]) -> ScoredGroup:
+    return TrajectoryGroup(members).with_scores(scores)
+
+
+def _shown(trajectory: Trajectory, states: Mapping[str, Any]) -> Any:
+    state = states.get(trajectory.id)
+    if state is None:
+        return trajectory
+    return state["messages"] if isinstance(state, Mapping) else state
