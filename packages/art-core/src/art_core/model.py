@@ -276,6 +276,13 @@ class TrainableModel:
             report = await backend.train(self.project, self.name, whole, made)
         else:
             report = StepReport(await self.get_step(), {"groups/total": 0.0, "step/skipped": 1.0})
+        if report.metrics.get("roles/absent"):
+            _logger.warning(
+                "model %s: %d of the roles %s made no call in this step",
+                self.name,
+                report.metrics["roles/absent"],
+                made.roles,
+            )
         if not report.metrics.get("step/skipped"):
             return TrainResult(report.step, report.metrics)
         reason = skip_reason(scored)
