@@ -109,8 +109,9 @@ def _absent_roles(groups: Sequence[ScoredGroup], roles: Sequence[str]) -> list[s
     absent = [role for role in roles if role not in known]
     if known and roles and len(absent) == len(roles):
         raise DataError(
-            f"no call of these groups has the role {' or '.join(map(repr, absent))}, which is to be trained; their roles "
-            f"are {sorted(known)}, where '' is a call without one: name the role in each call, as metadata={{'role': ...}}"
+            f"no call of these groups has the role {' or '.join(map(repr, absent))}, which is to be trained; their "
+            f"roles are {sorted(known)}, where '' is a call without one: name the role in each call, "
+            "as metadata={'role': ...}"
         )
     return absent
 
