@@ -328,7 +328,6 @@ async def test_a_rollout_that_fails_keeps_what_was_recorded(model: art.Trainable
             async with art.capture(other):
                 await asyncio.sleep(60 if stuck else 0)
                 raise OSError("broken pipe")
-        return trajectory
 
     async def fails_afterwards() -> art.Trajectory:
         async with art.capture(model, scenario_id="sc"):
