@@ -277,7 +277,7 @@ async def test_a_missing_reward_is_refused_and_is_not_zero(
 
 def test_a_reward_that_is_not_finite_is_refused_when_it_is_set() -> None:
     trajectory = art.Trajectory()
-    with pytest.raises(ValueError, match="wanted a finite number"):
+    with pytest.raises(ValueError, match="not a finite number"):
         trajectory.reward = float("nan")
     assert trajectory.reward is None
 

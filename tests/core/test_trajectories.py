@@ -300,7 +300,9 @@ def test_what_was_put_into_inner_metadata_is_checked_when_it_is_written() -> Non
 @pytest.mark.parametrize("value", ["good", "1.5", [1.0], {}, float("nan"), 10**400])
 def test_what_is_no_reward_is_refused_by_name(value: Any) -> None:
     trajectory = Trajectory(reward=1)
-    with pytest.raises(ValueError, match=r"reward is .*; wanted a finite number, or None while nothing has scored it"):
+    with pytest.raises(
+        ValueError, match=r" is not a finite number; wanted one as reward, or None while nothing has scored it"
+    ):
         trajectory.reward = value
     assert trajectory.reward == 1.0
 

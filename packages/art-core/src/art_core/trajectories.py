@@ -393,8 +393,7 @@ def _reward(value: Any) -> float | None:
         return None if value is None else float(metric_value(value, "reward"))
     except DataError:
         raise ValueError(
-            f"reward is {repr(value)[:100]}, a {type(value).__name__}; wanted a finite number, or None while nothing "
-            "has scored it"
+            f"{repr(value)[:100]} is not a finite number; wanted one as reward, or None while nothing has scored it"
         ) from None
 
 
