@@ -173,9 +173,9 @@ RAW_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments"
 def test_a_chat_message_is_sent_as_what_its_role_says() -> None:
     sent = to_wire(
         [
-            ChatMessage("q", role="user"),
-            ChatMessage("", role="assistant", additional_kwargs={"tool_calls": [RAW_CALL]}),
-            ChatMessage("r", role="tool", additional_kwargs={"tool_call_id": "1"}),
+            ChatMessage(content="q", role="user"),
+            ChatMessage(content="", role="assistant", additional_kwargs={"tool_calls": [RAW_CALL]}),
+            ChatMessage(content="r", role="tool", additional_kwargs={"tool_call_id": "1"}),
         ]
     )
     assert sent == [
@@ -193,7 +193,7 @@ def test_a_chat_message_is_sent_as_what_its_role_says() -> None:
         HumanMessage([{"type": "text"}]),
         HumanMessage([{"type": "reasoning", "reasoning": "not a user's"}]),
         AIMessage([{"type": "redacted_thinking", "data": "x"}]),
-        ChatMessage("x", role="tool"),
+        ChatMessage(content="x", role="tool"),
         AIMessage(
             "",
             tool_calls=[{"name": "f", "args": {}, "id": "1"}],
