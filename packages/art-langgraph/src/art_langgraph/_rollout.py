@@ -19,6 +19,7 @@ from typing import Any, overload
 from art_core import TrainableModel, Trajectory, capture
 from art_core.capturing import CapturedTrajectory
 from art_core.errors import ConfigError, DataError
+from art_core.histories import conversations
 from art_core.values import metric_value
 from art_langgraph.others import watched_answers
 
@@ -60,7 +61,7 @@ class Rollout:
         inner = function if isinstance(function, Rollout) else None
         self.function: Callable[..., Any] = function if inner is None else inner.function
         self.model: TrainableModel | None = model if inner is None else model or inner.model
-        functools.update_wrapper(self, self.function)
+        functools.update_wrapper(self, self.function, updated=())  # its attributes may be called `model`
 
     def of(self, model: TrainableModel) -> Rollout:
         """The same function for `model`.
@@ -94,7 +95,7 @@ class Rollout:
                 finally:
                     _current.reset(token)
         trajectory, state = self._outcome(captured, given, is_judged=is_judged)
-        others = answers.others({exchange.id for exchange in trajectory.exchanges})
+        others = answers.others({exchange.id for exchange in [*captured.exchanges, *trajectory.exchanges]})
         if not trajectory.exchanges:
             raise DataError(self._not_recorded(captured, others))
         if others:
@@ -188,16 +189,27 @@ def wrap_rollout(model: TrainableModel, function: Callable[..., Any]) -> Rollout
 
 
 def _merged(given: Trajectory, captured: Trajectory) -> Trajectory:
-    """A trajectory that the function made itself, with what was recorded of it, unless it has a record of its own."""
-    if given.exchanges:
-        return given
-    given.exchanges = captured.exchanges
+    """A trajectory that the function made itself, with all that was recorded and noted meanwhile; what it says goes
+    first. One that has calls of its own, such as that of a rollout inside, gets the others as further conversations.
+    """
+    known = {exchange.id for exchange in given.exchanges}
+    more = [exchange for exchange in captured.exchanges if exchange.id not in known]
     if not given.messages_and_choices and not given.additional_histories:
         given.messages_and_choices, given.tools = captured.messages_and_choices, captured.tools
         given.additional_histories, given.role = captured.additional_histories, captured.role
+    elif known and more:
+        given.additional_histories = [*given.additional_histories, *conversations(more)]
+    given.exchanges = sorted([*given.exchanges, *more], key=lambda exchange: exchange.started_at)
     for name, value in captured.metrics.items():
         given.metrics.setdefault(name, value)
+    if len(versions := {exchange.policy_version for exchange in given.exchanges}) > 1:
+        given.metrics["capture/policy_versions"] = len(versions)
+    given.metadata = {**captured.metadata, **given.metadata}
     given.logs += captured.logs
+    if given.error is None:
+        given.error = captured.error
+    if given.reward is None:
+        given.reward = captured.reward
     return given
 
 
