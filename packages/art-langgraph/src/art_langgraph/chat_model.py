@@ -26,6 +26,7 @@ from art_langgraph.answers import Joined, calls_apart, chat_result, extras, resp
 from art_langgraph.bound import BoundTools
 from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport
 from art_langgraph.convert import to_wire
+from art_langgraph.others import saw_history
 
 TIMEOUT_S = 1200.0
 """How long a call waits for an answer, also while the server trains."""
@@ -168,7 +169,9 @@ class ArtChatModel(ChatOpenAI):
         payload = {**self._default_params, **kwargs, "model": self._name_of_call(kwargs)}
         if stop is not None:
             payload["stop"] = stop
-        payload["messages"] = to_wire(self._convert_input(input_).to_messages())
+        messages = self._convert_input(input_).to_messages()
+        saw_history(messages)
+        payload["messages"] = to_wire(messages)
         if "max_tokens" in payload:
             payload["max_completion_tokens"] = payload.pop("max_tokens")
         body = dict(payload.pop("extra_body", None) or {})
