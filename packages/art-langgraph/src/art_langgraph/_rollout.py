@@ -172,17 +172,20 @@ class Rollout:
             return captured, None
         if isinstance(given, Trajectory):
             return _merged(given, captured), None
+        if type(given).__module__ == "langgraph.types" and hasattr(given, "value"):
+            given = given.value  # what `invoke(..., version="v2")` gives
         if is_judged and _is_state(given):
             return captured, given
         number = float(given) if isinstance(given, Decimal | Fraction) else given
         try:
-            captured.reward = float(metric_value(number, f"the reward that {self!r} returned"))
-        except DataError as error:
-            hint = "; the final state of a graph is for a judge: train(..., judge=...)" if _is_state(given) else ""
+            captured.reward = float(metric_value(number, "it"))
+        except DataError:
+            shown = repr(given)
             state = "a state with messages, " if is_judged else ""
+            hint = "; the final state of a graph is for a judge: train(..., judge=...)" if _is_state(given) else ""
             raise DataError(
-                f"{str(error).partition(';')[0]}; wanted a finite number, {state}a Trajectory, or None where it has "
-                f"set current_trajectory().reward{hint}"
+                f"the reward that {self!r} returned is {shown if len(shown) <= 200 else shown[:197] + '...'}; wanted a "
+                f"finite number, {state}a Trajectory, or None where it has set current_trajectory().reward{hint}"
             ) from None
         return captured, None
 

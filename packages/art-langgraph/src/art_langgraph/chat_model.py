@@ -13,7 +13,7 @@ from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from langchain_core.utils import secret_from_env
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -23,7 +23,7 @@ from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_valid
 from art_core import TrainableModel
 from art_core.errors import ConfigError
 from art_langgraph.answers import Joined, calls_apart, chat_result, extras, response_format, with_parsed, without_calls
-from art_langgraph.bound import BoundTools
+from art_langgraph.bound import BoundModel
 from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport
 from art_langgraph.convert import to_wire
 from art_langgraph.others import saw_history
@@ -160,7 +160,16 @@ class ArtChatModel(ChatOpenAI):
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """As `ChatOpenAI`. Bound once more, as agents do, what is returned keeps its options and gets the new tools."""
         bound: Any = super().bind_tools(tools, tool_choice=tool_choice, **options)
-        return BoundTools(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
+        return BoundModel(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
+
+    def bind(self, **options: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """With `options` in each call, also of an agent, which binds its tools to what this returns."""
+        return BoundModel(bound=self, kwargs=options, config={})
+
+    def with_config(self, config: RunnableConfig | None = None, **options: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """With `config` in each call, also of an agent, which binds its tools to what this returns."""
+        bound: Any = super().with_config(config, **options)
+        return BoundModel(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
 
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any

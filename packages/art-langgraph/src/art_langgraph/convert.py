@@ -7,7 +7,7 @@ What LangChain keeps beside that is no part of a conversation and does not trave
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from langchain_core.messages import (
@@ -58,6 +58,8 @@ def to_wire(messages: Iterable[BaseMessage]) -> list[WireMessage]:
     called: dict[str, str] = {}
     for message in messages:
         wire = _to_wire(message)
+        if not all(map(_is_text, _texts(wire))):
+            raise _refused(message, "it holds half of a surrogate pair, which is not text and cannot be sent")
         for call in wire.get("tool_calls", ()):
             called[call.get("id", "")] = call["function"]["name"]
         if wire["role"] == "tool" and wire.get("name") == called.get(wire["tool_call_id"]):
@@ -111,10 +113,7 @@ def _role(message: BaseMessage) -> str:
 def _answer_to_wire(message: AIMessage) -> WireMessage:
     content, reasoning = _content(message)
     wire: WireMessage = {"role": "assistant", "content": content}
-    calls = [
-        _call(message, call["name"], json.dumps(call["args"], ensure_ascii=False), call["id"])
-        for call in message.tool_calls
-    ]
+    calls = [_call(message, call["name"], _arguments(message, call["args"]), call["id"]) for call in message.tool_calls]
     calls += [_call(message, call["name"], call["args"] or "", call["id"]) for call in message.invalid_tool_calls]
     if not calls and (raw := message.additional_kwargs.get("tool_calls")):
         calls = [{key: call[key] for key in ("id", "type", "function") if key in call} for call in raw]
@@ -129,6 +128,30 @@ def _answer_to_wire(message: AIMessage) -> WireMessage:
         if kept := message.additional_kwargs.get(key):
             wire[key] = kept
     return wire
+
+
+def _arguments(message: AIMessage, arguments: dict[str, Any]) -> str:
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(message, f"the arguments of one of its calls have no JSON form: {error}") from error
+
+
+def _texts(wire: WireMessage) -> Iterator[str]:
+    """The texts of a message that are somebody's words."""
+    content = wire["content"]
+    yield from [content] if isinstance(content, str) else (part.get("text") or "" for part in content or ())
+    yield from (wire.get(key) or "" for key in ("name", "reasoning_content"))
+    yield from (call.get("function", {}).get("arguments") or "" for call in wire.get("tool_calls", ()))
+
+
+def _is_text(text: Any) -> bool:
+    if isinstance(text, str) and not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
 
 
 def _call(message: AIMessage, name: str | None, arguments: str, id_: str | None) -> dict[str, Any]:

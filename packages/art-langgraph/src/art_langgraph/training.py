@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -22,11 +23,14 @@ from art_core import (
 )
 from art_core.control import MetricRecord
 from art_core.errors import ConfigError, DataError, InfrastructureError
+from art_core.values import is_number
 from art_langgraph._rollout import Rollout
+from art_langgraph.checks import check_numbers, check_takes_a_task, check_tasks
 from art_langgraph.judging import Judging, check_judge, judge_group, judge_together
 from art_langgraph.plan import batches, fingerprint
 from art_langgraph.results import Evaluation, TrainingResult, mean_reward
 
+_logger = logging.getLogger(__name__)
 _ORIGIN = "langgraph/batches_before"
 _PLAN = "langgraph/plan_"
 _BEFORE = "before/"
@@ -78,6 +82,7 @@ async def train(
 
     A model that is not registered is served by a `LocalBackend(path)` until this ends. Called again, with the same
     tasks, `groups_per_step` and `seed`, it goes on where it was: `steps` counts all batches since the first call.
+    Where every batch was skipped, a warning says so at the end.
 
     Raises:
         ConfigError: an option that does not exist, or an impossible value; nothing was started. Or the model was
@@ -85,33 +90,40 @@ async def train(
         InfrastructureError, DataError: every attempt of a batch failed.
     """
     made = TrainConfig.made(config, options)
-    _check(tasks, groups_per_step=groups_per_step, group_size=group_size, steps=steps, eval_samples=eval_samples)
-    if eval_every is not None and (eval_every < 1 or not len(validation)):
+    check_tasks("tasks", tasks)
+    check_tasks("validation", validation, least=0)
+    check_numbers(
+        groups_per_step=groups_per_step, group_size=group_size, steps=steps, eval_samples=eval_samples, seed=seed
+    )
+    if eval_every is not None and not (is_number(eval_every, whole=True) and eval_every >= 1 and len(validation)):
         raise ConfigError(
-            f"eval_every is {eval_every} with {len(validation)} validation tasks; wanted 1 or more of both"
+            f"eval_every is {eval_every!r} with {len(validation)} validation tasks; wanted 1 or more of both"
         )
     check_judge(judge)
     bound = (attempt if isinstance(attempt, Rollout) else Rollout(attempt)).of(model)
+    check_takes_a_task(bound)
     gather = {
         "max_concurrent": max_concurrent,
         "timeout_s": timeout_s,
         "max_retries": max_retries,
         "max_exceptions": max_exceptions,
     }
+    await gather_trajectory_groups([], pbar_desc=None, **gather)  # refuses impossible values
     async with _served(model, path):
         run = _Run(model, bound, tasks, validation, eval_samples, _Options(group_size, judge, gather, show_progress))
         size = min(groups_per_step, len(tasks))
         if size < groups_per_step:
             run.say(f"each batch has all tasks: there are {size}, and groups_per_step is {groups_per_step}")
-        await run.find_place(tasks=_print_of(tasks), groups_per_step=float(size), seed=fingerprint(seed))
-        if validation and run.before is None and run.is_untrained:
+        await run.find_place(steps, tasks=_print_of(tasks), groups_per_step=float(size), seed=fingerprint(seed))
+        if len(validation) and run.before is None and run.is_untrained:
             await run.evaluate()
         for items in islice(batches(len(tasks), size, seed), run.done, max(run.done, steps)):
             await run.step(items, made, of=steps)
             if eval_every is not None and run.done % eval_every == 0 and run.done < steps:
                 await run.evaluate()
-        if validation and run.evaluated_after != run.done:
+        if len(validation) and run.evaluated_after != run.done:
             await run.evaluate()
+        run.tell_if_nothing_was_learned()
         return await run.result()
 
 
@@ -137,6 +149,7 @@ class _Run:
     done: int = 0
     rewards: list[float] = field(default_factory=list)
     num_skipped: int = 0
+    last_skipped: str = ""
     before: _Tried | None = None
     evaluated: list[_Tried] = field(default_factory=list)
     evaluated_after: int | None = None
@@ -146,7 +159,7 @@ class _Run:
         """Whether the weights are those of before the first batch."""
         return self.current_step == self.first_step
 
-    async def find_place(self, **plan: float) -> None:
+    async def find_place(self, steps: int, **plan: float) -> None:
         """How many batches earlier calls have made, and how the model did before the first.
 
         Raises:
@@ -173,7 +186,8 @@ class _Run:
             found = (_evaluation(record, len(self.validation)) for record in records if _is_of(record, wanted))
             self.before = next(map(_Tried, found), None)
         if self.done:
-            self.say(f"going on after {self.done} batches, at step {self.current_step}")
+            left = "" if self.done < steps else f"; with steps={steps} there is nothing left to do"
+            self.say(f"going on after {self.done} batches, at step {self.current_step}{left}")
 
     async def step(self, items: Sequence[int], config: TrainConfig, *, of: int) -> None:
         """One batch: attempts, their record, a training step."""
@@ -183,7 +197,9 @@ class _Run:
         await self.model.log(groups, split="train")
         result = await self.model.train(groups, config)
         self.done += 1
-        self.num_skipped += result.skipped is not None
+        if result.skipped is not None:
+            self.num_skipped += 1
+            self.last_skipped = result.skipped
         self.current_step = result.step
         mean = mean_reward([member for group in groups for member in group])
         assert mean is not None, "a batch in which every attempt failed is refused"
@@ -210,6 +226,17 @@ class _Run:
             metrics = {} if is_judged else _before_metrics(evaluation, _print_of(self.validation))
         await self.model.log(groups, split="val", metrics=metrics)
         self.say(f"{name}: step {evaluation.step}  reward {evaluation}")
+
+    def tell_if_nothing_was_learned(self) -> None:
+        """Loudly: it is easily missed among the lines of a long training."""
+        if self.num_skipped and self.num_skipped == len(self.rewards):
+            _logger.warning(
+                "%r learned nothing: each of the %d batches was skipped, the last because %s; wanted attempts at the "
+                "same task with different rewards: easier tasks, a reward in parts, or a larger group_size",
+                self.model,
+                self.num_skipped,
+                self.last_skipped,
+            )
 
     async def result(self) -> TrainingResult:
         """What was done, and how much better the model is now."""
@@ -276,18 +303,6 @@ async def _served(model: TrainableModel, path: Path | str) -> AsyncIterator[None
             yield
         finally:
             model.unregister()
-
-
-def _check(tasks: Sequence[Any], **numbers: int) -> None:
-    if not hasattr(tasks, "__len__") or not hasattr(tasks, "__getitem__"):
-        raise ConfigError(f"tasks is a {type(tasks).__name__}; wanted a list, which has a length and an order")
-    if not len(tasks):
-        raise ConfigError("tasks is empty; wanted one task at least")
-    for name, value in numbers.items():
-        least = {"group_size": 2, "steps": 0}.get(name, 1)
-        if value < least:
-            why = ": attempts are compared with each other" if name == "group_size" else ""
-            raise ConfigError(f"{name} is {value}; wanted {least} or more{why}")
 
 
 def _refuse_all_failed(groups: Sequence[TrajectoryGroup], name: str) -> None:
