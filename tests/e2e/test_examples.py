@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,13 +110,11 @@ def test_a_graph_trains(name: str, server: tuple[str, Path], tiny: Path) -> None
         output = finished(name, *judged, "--model", tiny, "--steps", "1", "--url", url, *more)
     assert (told := re.fullmatch(r"step ([01])(: reward .* before, .* after, gain .*)?", output.strip())), output
     trajectories = list(run(path, project_name).trajectories("train"))
-    # Where a random model is given the same reward for every attempt at a task, there is nothing to learn.
-    rewards = defaultdict(set)
-    for trajectory in trajectories:
-        rewards[trajectory.scenario_id].add(trajectory.reward)
-    assert told[1] == str(int(any(len(given) > 1 for given in rewards.values()))), output
-    if name in ("langgraph_extraction", "langgraph_supervisor"):
-        assert told[1] == "1", output
+    # A random model has nothing to learn where all attempts at each task get the same reward.
+    differs = any(len({t.reward for t in group}) > 1 for group in run(path, project_name).groups("train"))
+    assert told[1] == str(int(differs)), output
+    if name == "langgraph_supervisor":  # whose choices follow a schema, so that some are right
+        assert differs
     assert [t.error for t in trajectories if t.error] == []
     assert len(trajectories) in (16, 32)
     calls = [len(trajectory.exchanges) for trajectory in trajectories]
