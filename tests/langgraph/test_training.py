@@ -7,19 +7,20 @@ import itertools
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
+from pydantic import BaseModel
 
 import art_core as art
 import art_langgraph
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.testing import InProcessBackend
 from art_core.types import RolloutError
-from art_langgraph import ArtChatModel, Evaluation, TrainingResult
+from art_langgraph import ArtChatModel, Evaluation, TrainingResult, current_trajectory
 from art_langgraph.stats import Interval, interval
 from tests.langgraph.graphs import last, serving
 
@@ -138,111 +139,38 @@ async def test_steps_made_before_are_none_of_its_batches(served: Served) -> None
     assert (result.step, len(result.rewards)) == (3, 2)
 
 
-@pytest.mark.parametrize("say", [in_turn(), lambda _: "good"], ids=["made", "skipped"])
-async def test_a_batch_after_which_it_was_killed_is_not_made_again(say: Any) -> None:
-    async with serving(say) as (model, backend):
-
-        class Killed(BaseException):
-            pass
-
-        async def train(*args: Any) -> Any:
-            await art.TrainableModel.train(model, *args)
-            raise Killed
-
-        model.train = train  # type: ignore[assignment]
-        with pytest.raises(Killed):
-            await art_langgraph.train(model, attempt_with(model), ["a", "b", "c"], steps=3, **QUIET)
-        del model.train
-        result = await art_langgraph.train(model, attempt_with(model), ["a", "b", "c"], steps=3, **QUIET)
-        assert len(result.rewards) == 2
-        assert len([entry for entry in backend.logged if entry.groups]) == 3
-
-
-async def test_it_goes_on_with_what_it_began_with_only(served: Served) -> None:
-    model, backend = served
-    attempt = attempt_with(model)
-    first = {**QUIET, "groups_per_step": 2, "seed": 1}
-    await art_langgraph.train(model, attempt, ["a", "b", "c"], steps=0, **QUIET)  # nothing is begun by this
-    await art_langgraph.train(model, attempt, ["a", "b", "c"], steps=1, **first)
-    num_logged = len(backend.logged)
-    other: Any
-    for tasks, other, told in [
-        (["x", "y", "z"], {}, "other tasks than"),
-        (["c", "b", "a"], {}, "other tasks than"),
-        (["a", "b", "c"], {"seed": 2}, "other seed than"),
-        (["a", "b", "c", "d"], {"groups_per_step": 3}, "other tasks and groups_per_step than"),
-    ]:
-        with pytest.raises(ConfigError, match=f"was trained for 1 batches with {told} are given now.*another name"):
-            await art_langgraph.train(model, attempt, tasks, steps=2, **{**first, **other})
-    assert len(backend.logged) == num_logged
-    result = await art_langgraph.train(model, attempt, ("a", "b", "c"), steps=3, **{**first, "group_size": 2})
-    assert (result.step, len(result.rewards)) == (3, 2)
-
-
-async def test_only_what_was_tried_before_the_first_batch_is_before(served: Served) -> None:
-    model, backend = served
-
-    async def attempt(task: str) -> float:
-        return float(await attempt_with(model)(task)) + len(backend.trainer.steps)
-
-    async def trained(steps: int, *validation: str) -> TrainingResult:
-        return await art_langgraph.train(model, attempt, ["a"], steps=steps, validation=validation, **options)
-
-    options = {**QUIET, "eval_samples": 2}
-    first = await trained(1, "v", "w")
-    assert (first.before, first.after) == (Evaluation(0, (0.5, 0.5)), Evaluation(1, (1.5, 1.5)))
-    for others in (("x", "y"), ("v",), ("w", "v")):
-        made = await trained(2, *others)
-        assert (made.before, made.gain) == (None, None)
-        assert made.after == Evaluation(2, (2.5,) * len(others))
-        assert str(made).endswith("; gain unknown: not tried on these tasks before the first batch")
-    again = await trained(3, "v", "w")
-    assert (again.before, again.after, again.gain) == (first.before, Evaluation(3, (3.5, 3.5)), Interval(3, 3, 3))
-
-
-async def test_weights_that_no_batch_has_changed_are_those_of_before() -> None:
-    async with serving(lambda _: "good") as (model, _):
-        await art_langgraph.train(model, attempt_with(model), ["a"], steps=1, **QUIET)
-        result = await art_langgraph.train(model, attempt_with(model), ["a"], steps=1, validation=["v"], **QUIET)
-        assert (result.before, result.after, result.gain) == (Evaluation(0, (1.0,)), None, None)
-        assert str(result) == "step 0: reward 1.000 [-inf, inf] before"
-
-
-async def test_an_evaluation_is_of_the_weights_that_answered(served: Served) -> None:
-    model, backend = served
-    newest, pinned = ArtChatModel(model), ArtChatModel(model, step=0)
-    used = []
-
-    async def attempt(task: str) -> float:
-        answer = await (pinned if task.startswith("pinned") else newest).ainvoke(task)
-        used.append((task, answer.response_metadata["policy_version"]))
-        return float(answer.content == "good")
-
-    result = await art_langgraph.train(model, attempt, ["a"], steps=2, validation=["pinned"], eval_every=1, **QUIET)
-    assert [step for task, step in used if task == "a"] == [0] * 4 + [1] * 4
-    assert [step for task, step in used if task == "pinned"] == [0, 0, 0]
-    assert (result.step, [evaluation.step for evaluation in result.evaluations]) == (2, [0, 0, 0])
-    mixed = await art_langgraph.train(model, attempt, ["a"], steps=2, validation=["pinned", "b"], **QUIET)
-    assert [evaluation.step for evaluation in mixed.evaluations] == [2]
-    assert [entry.step for entry in backend.logged if entry.split == "val"] == [0, 0, 0, 2]
-
-
-async def test_fewer_tasks_than_a_batch_has_are_all_in_each(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
-    model, backend = served
-    options = {**QUIET, "groups_per_step": 4, "show_progress": True}
-    await art_langgraph.train(model, attempt_with(model), ["a", "b", "c"], steps=2, **options)
-    made = [[group.scenario_id for group in entry.groups] for entry in backend.logged if entry.groups]
-    assert [sorted(batch) for batch in made] == [["task-0", "task-1", "task-2"]] * 2
-    assert "each batch has all tasks: there are 3, and groups_per_step is 4\n" in capsys.readouterr().err
-
-
 async def test_batches_that_teach_nothing_count_as_batches(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(lambda _: "good") as (model, _):
         result = await art_langgraph.train(model, attempt_with(model), ["a"], steps=3, **QUIET)
         assert (result.step, result.num_skipped, result.rewards) == (0, 3, (1.0, 1.0, 1.0))
         again = await art_langgraph.train(model, attempt_with(model), ["a"], steps=3, **QUIET)
         assert (again.step, again.rewards) == (0, ())
-    assert "all rewards are equal" in caplog.text
+    told = [record.getMessage() for record in caplog.records if "learned nothing" in record.getMessage()]
+    assert len(told) == 1
+    assert "each of the 3 batches was skipped, the last because in 1 of 1 groups all rewards are equal" in told[0]
+
+
+async def test_what_was_learned_in_part_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    answers = itertools.chain(["good"] * 4, itertools.cycle(["good", "bad"]))
+    async with serving(lambda _: next(answers)) as (model, _):
+        result = await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, **QUIET)
+    assert (result.step, result.num_skipped) == (1, 1)
+    assert "learned nothing" not in caplog.text
+
+
+async def test_the_reward_of_an_attempt_that_says_it_failed_does_not_count(served: Served) -> None:
+    model, _ = served
+    numbers = itertools.count()
+
+    async def attempt(task: str) -> None:
+        reward = float(await attempt_with(model)(task))
+        current_trajectory().reward = reward
+        if next(numbers) == 0:
+            current_trajectory().reward = 100.0
+            current_trajectory().error = RolloutError(kind="Closed", message="the shop is closed")
+
+    result = await art_langgraph.train(model, attempt, ["a"], steps=1, **QUIET)
+    assert result.rewards == (1 / 3,)
 
 
 async def test_a_failed_attempt_is_counted_and_never_a_reward(
@@ -260,31 +188,6 @@ async def test_a_failed_attempt_is_counted_and_never_a_reward(
     assert result.rewards == (2 / 3,)
     assert "batch 1 of 1: step 1  reward 0.667  failed: ConnectionError 1\n" in capsys.readouterr().err
     assert len(backend.trainer.steps[0][0]) == 3
-
-
-async def test_the_reward_of_a_failed_attempt_counts_nowhere(
-    served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, _ = served
-    numbers = itertools.count()
-
-    async def attempt(task: str) -> None:
-        trajectory = art_langgraph.current_trajectory()
-        trajectory.reward = await attempt_with(model)(task)
-        if task == "never" or next(numbers) % 2:
-            trajectory.reward = -100.0
-            trajectory.error = RolloutError(kind="Down", message="the mail server is down")
-
-    options = {**QUIET, "show_progress": True, "eval_samples": 2}
-    result = await art_langgraph.train(model, attempt, ["a"], steps=1, validation=["v", "never"], **options)
-    assert result.before is not None
-    assert result.before.num_failed == 3
-    assert result.before.rewards[1] is None
-    assert all(0 <= reward <= 1 for reward in [*result.rewards, result.before.rewards[0] or 0.0])
-    assert str(result).endswith("(before: 1 of 2 tasks, 3 attempts failed; after: 1 of 2 tasks, 3 attempts failed)")
-    assert " on 1 of 2 tasks, 3 attempts failed\n" in capsys.readouterr().err
-    again = await art_langgraph.train(model, attempt, ["a"], steps=1, validation=["v", "never"], **options)
-    assert again.before == result.before
 
 
 async def test_a_batch_in_which_every_attempt_failed_ends_it(served: Served) -> None:
@@ -324,6 +227,17 @@ async def test_what_takes_too_long_is_a_failure(served: Served) -> None:
         ({"eval_every": 2}, "eval_every is 2 with 0 validation tasks"),
         ({"judge": "openai/gpt-5-mini"}, "judge is a str; wanted an async function"),
         ({"roles": "worker"}, r"wanted names of roles"),
+        ({"steps": 2.5}, r"steps is 2\.5; wanted a whole number"),
+        ({"group_size": "8"}, "group_size is '8'; wanted a whole number"),
+        ({"groups_per_step": True}, "groups_per_step is True; wanted a whole number"),
+        ({"seed": None}, "seed is None; wanted a whole number"),
+        ({"eval_every": True, "validation": ["v"]}, "eval_every is True"),
+        ({"max_concurrent": 0}, "max_concurrent is 0"),
+        ({"timeout_s": -1}, "timeout_s is -1"),
+        ({"max_retries": -1}, "max_retries is -1"),
+        ({"max_exceptions": -1}, "max_exceptions is -1"),
+        ({"validation": (x for x in "ab")}, "validation is a generator; wanted a list"),
+        ({"validation": {"v": 1}}, "validation is a dict; wanted a list"),
     ],
 )
 async def test_what_cannot_be_is_refused_before_anything_starts(
@@ -341,6 +255,93 @@ async def test_tasks_are_a_list_with_something_in_it(served: Served) -> None:
         await art_langgraph.train(model, lambda task: 1.0, [])
     with pytest.raises(ConfigError, match="tasks is a generator"):
         await art_langgraph.train(model, lambda task: 1.0, (x for x in "ab"))  # type: ignore[arg-type]
+    wrong: Any
+    for wrong in ({"a": 1}, "a task", {"a", "b"}, None):
+        with pytest.raises(ConfigError, match=f"tasks is a {type(wrong).__name__}; wanted a list"):
+            await art_langgraph.train(model, lambda task: 1.0, wrong)
+
+
+async def test_an_attempt_takes_a_task_and_nothing_else(served: Served) -> None:
+    model, _ = served
+
+    async def by_keyword(*, task: str) -> float:
+        return 1.0
+
+    async def of_two(task: str, model: Any) -> float:
+        return 1.0
+
+    async def of_none() -> float:
+        return 1.0
+
+    for function in (by_keyword, of_two, of_none):
+        with pytest.raises(ConfigError, match=r"train calls it with a task: .*; wanted a function of the task alone"):
+            await art_langgraph.train(model, function, ["a"], **QUIET)
+
+    async def with_default(task: str, *more: Any, strict: bool = True) -> float:
+        return float(await attempt_with(model)(task))
+
+    assert (await art_langgraph.train(model, with_default, ["a"], steps=1, **QUIET)).step == 1
+
+
+async def test_a_task_may_be_anything(served: Served) -> None:
+    model, _ = served
+
+    class Task(BaseModel):
+        question: str = "what?"
+
+    tasks: list[Any] = [{"q": 1}, "text", Task(), np.float32(2), None, (1, 2)]
+    seen = set()
+
+    async def attempt(task: Any) -> float:
+        seen.add(type(task))
+        return float(await attempt_with(model)(str(task)))
+
+    await art_langgraph.train(model, attempt, tasks, steps=3, **QUIET)
+    assert seen == {type(task) for task in tasks}
+    arrays = {"tasks": np.array(["a", "b"]), "validation": np.array(["v", "w"])}
+    async with serving(in_turn()) as (other, _):
+        result = await art_langgraph.train(other, attempt_with(other), steps=4, **arrays, **QUIET)
+    assert result.after is not None
+    assert len(result.after.rewards) == 2
+
+
+async def test_fewer_steps_than_were_made_are_no_steps(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    model, _ = served
+    await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, **QUIET)
+    again = await art_langgraph.train(
+        model, attempt_with(model), ["a"], steps=1, validation=["v"], **{**QUIET, "show_progress": True}
+    )
+    assert (again.step, again.rewards, len(again.evaluations)) == (2, (), 1)
+    told = "going on after 2 batches, at step 2; with steps=1 there is nothing left to do\n"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stop_at", [0, 3, 9, 13, 27])
+async def test_interrupted_in_a_batch_it_goes_on_with_that_batch(stop_at: int) -> None:
+    async def run(stop_at: int | None) -> list[list[str]]:
+        async with serving(in_turn()) as (model, backend):
+            attempts, made = itertools.count(), attempt_with(model)
+
+            async def attempt(task: str) -> float:
+                if next(attempts) == stop_at:
+                    running.cancel()
+                    await asyncio.sleep(60)
+                return float(await made(task))
+
+            async def train() -> None:
+                await art_langgraph.train(model, attempt, list("abcde"), steps=4, seed=7, **QUIET)
+
+            running = asyncio.ensure_future(train())
+            if stop_at is not None:
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+                running = asyncio.ensure_future(train())
+            await running
+            assert await model.get_step() == 4
+            train_logs = [entry.groups for entry in backend.logged if entry.split == "train" and entry.groups]
+            return [[group.scenario_id for group in groups] for groups in train_logs]
+
+    assert await run(stop_at) == await run(None)
 
 
 async def test_a_rollout_of_another_model_is_refused(served: Served) -> None:
@@ -348,113 +349,6 @@ async def test_a_rollout_of_another_model_is_refused(served: Served) -> None:
     other = art.TrainableModel(name="other", project="p", base_model="b")
     with pytest.raises(ConfigError, match="is a rollout of TrainableModel"):
         await art_langgraph.train(model, art_langgraph.rollout(attempt_with(model), model=other), ["a"], **QUIET)
-
-
-# Judges
-
-
-async def test_a_judge_is_shown_the_messages_of_the_final_states(served: Served) -> None:
-    model, backend = served
-    graph, shown = graph_of(model), []
-
-    async def attempt(task: str) -> Any:
-        state = await graph.ainvoke({"messages": [("user", task)]})
-        return state if task == "whole" else state["messages"]
-
-    async def judge(attempts: Any) -> list[float]:
-        shown.append(attempts)
-        return [float(messages[-1].content == "good") for messages in attempts]
-
-    result = await art_langgraph.train(model, attempt, ["whole", "messages"], steps=1, judge=judge, **QUIET)
-    assert (result.step, result.rewards) == (1, (0.5,))
-    assert len(shown) == 2
-    for messages in itertools.chain.from_iterable(shown):
-        assert [type(message) for message in messages] == [HumanMessage, AIMessage]
-    assert [row.advantage > 0 for row in backend.trainer.steps[0][0]] == [True, False] * 4
-
-
-class OfCore:
-    """Says how long the last message is; has a `score` of trajectories, as a judge of `art_core`."""
-
-    def __init__(self) -> None:
-        self.num_asked = 0
-
-    async def score(self, trajectories: Any) -> Any:
-        self.num_asked += 1
-        assert all(isinstance(trajectory, art.Trajectory) for trajectory in trajectories)
-        return [float(len(t.messages()[-1]["content"])) for t in trajectories]
-
-
-class LikeRuler(OfCore):
-    """The same with the scores in a field."""
-
-    async def score(self, trajectories: Any) -> Any:
-        return SimpleNamespace(scores=tuple(await super().score(trajectories)))
-
-
-@pytest.mark.parametrize("judge", [OfCore(), LikeRuler()], ids=["list", "field"])
-async def test_a_judge_of_trajectories(served: Served, judge: OfCore) -> None:
-    model, _ = served
-    result = await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, judge=judge, **QUIET)
-    assert (result.step, result.rewards, judge.num_asked) == (2, (3.5, 3.5), 2)
-
-
-async def test_with_a_judge_the_gain_is_of_attempts_that_were_compared_with_each_other(served: Served) -> None:
-    model, backend = served
-    shown: list[list[str]] = []
-
-    async def attempt(task: str) -> Any:
-        answer = await ArtChatModel(model).ainvoke(task)
-        return [HumanMessage(task), AIMessage(f"step {answer.response_metadata['policy_version']}")]
-
-    async def judge(attempts: Any) -> list[float]:
-        """Ranks within the group, from 0 to 1: what other groups were given says nothing."""
-        said = [str(messages[-1].content) for messages in attempts]
-        if not attempts[0][0].content.startswith("train"):
-            shown.append(said)
-            ranks = sorted(set(said))
-            return [ranks.index(text) / max(1, len(ranks) - 1) for text in said]
-        return [float(index) for index, _ in enumerate(attempts)]
-
-    options = {**QUIET, "judge": judge, "eval_samples": 2}
-    result = await art_langgraph.train(model, attempt, ["train"], steps=1, validation=["v", "w"], **options)
-    assert [evaluation.rewards for evaluation in result.evaluations] == [(0.0, 0.0), (0.0, 0.0)]
-    assert shown[:4] == [["step 0"] * 2] * 2 + [["step 1"] * 2] * 2
-    assert shown[4:] == [["step 0"] * 2 + ["step 1"] * 2, ["step 1"] * 2 + ["step 0"] * 2]
-    assert (result.before, result.after) == (Evaluation(0, (0.0, 0.0)), Evaluation(1, (1.0, 1.0)))
-    assert result.gain == Interval(1.0, 1.0, 1.0)
-    later = await art_langgraph.train(model, attempt, ["train"], steps=2, validation=["v", "w"], **options)
-    assert (later.before, later.gain) == (None, None)
-    val = [entry for entry in backend.logged if entry.split == "val"]
-    assert [[member.reward for group in entry.groups for member in group] for entry in val] == [[0.0] * 4] * 3
-
-
-async def test_what_the_judge_cannot_score_is_left_out_and_what_it_fails_at_too(
-    served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, backend = served
-    calls = itertools.count()
-
-    async def judge(attempts: Any) -> list[float | None]:
-        match next(calls):
-            case 0:
-                return [1.0, None, 0.0, 0.5]
-            case 1:
-                raise TimeoutError("the judge is away")
-            case _:
-                return [0.0]
-
-    options = {**QUIET, "groups_per_step": 3, "show_progress": True}
-    result = await art_langgraph.train(model, attempt_with(model), ["a", "b", "c"], steps=1, judge=judge, **options)
-    assert result.rewards == (0.5,)
-    assert len(backend.trainer.steps[0][0]) == 3
-    errors = [e for entry in backend.logged for group in entry.groups for e in group.errors]
-    assert sorted(error.kind for error in errors) == ["DataError"] * 4 + ["TimeoutError"] * 4 + ["Unscored"]
-    assert {error.message for error in errors if error.kind == "TimeoutError"} == {
-        "the judge failed: the judge is away"
-    }
-    own = [t.metrics["own_reward"] for entry in backend.logged for group in entry.groups for t in group]
-    assert sorted(own) == [0.0] * 6 + [1.0] * 6
 
 
 # Figures

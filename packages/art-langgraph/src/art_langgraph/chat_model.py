@@ -166,7 +166,9 @@ class ArtChatModel(ChatOpenAI):
         """With `options` in each call, also of an agent, which binds its tools to what this returns."""
         return BoundModel(bound=self, kwargs=options, config={})
 
-    def with_config(self, config: RunnableConfig | None = None, **options: Any) -> Runnable[LanguageModelInput, AIMessage]:
+    def with_config(
+        self, config: RunnableConfig | None = None, **options: Any
+    ) -> Runnable[LanguageModelInput, AIMessage]:
         """With `config` in each call, also of an agent, which binds its tools to what this returns."""
         bound: Any = super().with_config(config, **options)
         return BoundModel(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
