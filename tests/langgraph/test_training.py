@@ -298,7 +298,7 @@ async def test_a_task_may_be_anything(served: Served) -> None:
 
     await art_langgraph.train(model, attempt, tasks, steps=3, **QUIET)
     assert seen == {type(task) for task in tasks}
-    arrays = {"tasks": np.array(["a", "b"]), "validation": np.array(["v", "w"])}
+    arrays: dict[str, Any] = {"tasks": np.array(["a", "b"]), "validation": np.array(["v", "w"])}
     async with serving(in_turn()) as (other, _):
         result = await art_langgraph.train(other, attempt_with(other), steps=4, **arrays, **QUIET)
     assert result.after is not None

@@ -70,7 +70,8 @@ def _fields(value: Any) -> dict[str, Any] | None:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, BaseModel):
         return {name: getattr(value, name) for name in type(value).model_fields}
-    if type(value).__repr__ is object.__repr__ and not hasattr(value, "__qualname__"):
+    kind: Any = type(value)
+    if kind.__repr__ is object.__repr__ and not hasattr(value, "__qualname__"):
         return dict(getattr(value, "__dict__", {}))
     return None
 

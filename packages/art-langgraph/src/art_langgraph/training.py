@@ -102,7 +102,7 @@ async def train(
     check_judge(judge)
     bound = (attempt if isinstance(attempt, Rollout) else Rollout(attempt)).of(model)
     check_takes_a_task(bound)
-    gather = {
+    gather: dict[str, Any] = {
         "max_concurrent": max_concurrent,
         "timeout_s": timeout_s,
         "max_retries": max_retries,
