@@ -47,7 +47,7 @@ class Sum(BaseModel):
 @both_factories
 async def test_agents_keep_what_was_bound_before(factory: str, served: Served) -> None:
     model, backend = served
-    llm = ArtChatModel(model)
+    llm: Any = ArtChatModel(model)
     options: dict[str, Any] = {"stop": ["zzz"], "temperature": 0.5}
     forms: list[Any] = [
         llm.bind(**options),
@@ -68,7 +68,8 @@ async def test_agents_keep_what_was_bound_before(factory: str, served: Served) -
 
 async def test_a_config_that_was_given_before_reaches_the_calls_of_an_agent(served: Served) -> None:
     model, _ = served
-    agent = create_agent(ArtChatModel(model).with_config(tags=["mine"]), [add])
+    llm: Any = ArtChatModel(model).with_config(tags=["mine"])
+    agent = create_agent(llm, [add])
     events = [event async for event in agent.astream_events(user("2 + 3"), version="v2")]
     tags = [event["tags"] for event in events if event["event"] == "on_chat_model_end"]
     assert len(tags) == 2
@@ -264,7 +265,8 @@ async def test_an_interrupt_may_be_resumed_in_another_rollout(served: Served) ->
         await graph.ainvoke(given, config)
         return 1.0
 
-    made = [await rollout(attempt, model=model)(given) for given in (user("one"), Command(resume="two"))]
+    given_in_turn: list[Any] = [user("one"), Command(resume="two")]
+    made = [await rollout(attempt, model=model)(given) for given in given_in_turn]
     assert [said(trajectory) for trajectory in made] == [["ONE"], ["TWO"]]
     assert [trajectory.metrics for trajectory in made] == [{}, {"history/answers_from_elsewhere": 1}]
     (row,) = art.to_samples(made[1], 1.0)

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import CachePolicy
 
 import art_core as art
 from art_core.errors import ConfigError, DataError
@@ -352,7 +354,7 @@ async def test_a_task_that_was_begun_outside_is_named(model: art.TrainableModel)
 
 async def test_batches_are_recorded_whole(model: art.TrainableModel) -> None:
     llm = ArtChatModel(model)
-    texts = [f"w{number}" for number in range(50)]
+    texts: list[Any] = [f"w{number}" for number in range(50)]
 
     async def attempt() -> float:
         await llm.abatch(texts)
@@ -360,3 +362,86 @@ async def test_batches_are_recorded_whole(model: art.TrainableModel) -> None:
         return 1.0
 
     assert sorted(said(await rollout(attempt, model=model)())) == sorted(text.upper() for text in texts * 2)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_streams_that_are_broken_off_are_told(model: art.TrainableModel, is_async: bool) -> None:
+    llm = ArtChatModel(model)
+
+    async def by_async(text: str) -> float:
+        stream = llm.astream(text * 300)
+        await anext(stream)
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        return 1.0
+
+    def by_sync(text: str) -> float:
+        stream = llm.stream(text * 300)
+        next(stream)
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        return 1.0
+
+    function: Any = by_async if is_async else by_sync
+
+    async def with_a_whole_one(text: str) -> float:
+        assert "".join([chunk.text async for chunk in llm.astream(text)]) == text.upper()
+        await (function(text) if is_async else asyncio.to_thread(function, text))
+        return 1.0
+
+    trajectory = await rollout(with_a_whole_one, model=model)("word")
+    assert trajectory.metrics == {"capture/streams_broken_off": 1}
+    assert trajectory.logs[0].startswith("1 streams were not read to their end; a call whose stream is broken off")
+
+    async def with_one_that_fails(text: str) -> float:
+        with pytest.raises(Exception, match="max_completion_tokens"):
+            [chunk async for chunk in llm.astream(text, max_tokens=-1)]
+        await llm.ainvoke(text)
+        return 1.0
+
+    assert (await rollout(with_one_that_fails, model=model)("word")).metrics == {}
+
+
+async def test_a_rollout_of_one_forgotten_stream_is_refused_by_name(model: art.TrainableModel) -> None:
+    llm = ArtChatModel(model)
+    streams = []
+
+    async def attempt() -> float:
+        streams.append(llm.astream("word " * 200))
+        await anext(streams[0])
+        return 1.0
+
+    with pytest.raises(DataError, match=r"1 streams were not read to their end; .*: read each whole"):
+        await rollout(attempt, model=model)()
+    with pytest.raises(Exception, match=r"."):  # the server ended it
+        [chunk async for chunk in streams[0]]
+
+
+async def test_the_cache_of_a_node_is_told(model: art.TrainableModel) -> None:
+    llm = ArtChatModel(model)
+
+    async def first(state: MessagesState) -> Any:
+        return {"messages": [await llm.ainvoke(state["messages"])]}
+
+    async def second(state: MessagesState) -> Any:
+        return {"messages": [await llm.ainvoke([*state["messages"], ("user", "so?")])]}
+
+    graph = StateGraph(MessagesState)
+    policy: Any = CachePolicy(key_func=lambda _: "always")
+    graph.add_node("first", first, cache_policy=policy)
+    graph.add_edge(START, "first")
+    alone = graph.compile(cache=InMemoryCache())
+    graph.add_node("second", second)
+    graph.add_edge("first", "second")
+    both = graph.compile(cache=InMemoryCache())
+
+    async def attempt(graph: Any) -> float:
+        await graph.ainvoke({"messages": [("user", "hi")]})
+        return 1.0
+
+    made = [await rollout(attempt, model=model)(both) for _ in range(2)]
+    assert [said(trajectory) for trajectory in made] == [["HI", "SO?"], ["SO?"]]
+    assert [trajectory.metrics for trajectory in made] == [{}, {"history/answers_from_elsewhere": 1}]
+    await rollout(attempt, model=model)(alone)
+    with pytest.raises(DataError, match="where nodes have a cache_policy leave that out"):
+        await rollout(attempt, model=model)(alone)

@@ -29,6 +29,7 @@ from art_langgraph.others import AnswersSeen, watched_answers
 
 _logger = logging.getLogger(__name__)
 _told: set[str] = set()
+_BROKEN_OFF = "a call whose stream is broken off is stopped, and is not recorded"
 _current: ContextVar[CapturedTrajectory | None] = ContextVar("art_langgraph_trajectory", default=None)
 # Threads are made as they are needed; how many rollouts run at once is for the one to say who gathers them.
 _threads = ThreadPoolExecutor(max_workers=1024, thread_name_prefix="rollout")
@@ -126,10 +127,13 @@ class Rollout:
         recorded |= {exchange.id for exchange in trajectory.exchanges}
         others = answers.others(recorded, trained=self.model.get_inference_name())
         if not trajectory.exchanges:
-            raise DataError(self._not_recorded(captured, others))
+            raise DataError(self._not_recorded(captured, others, answers))
         if others:
             trajectory.metrics["other_models/calls"] = len(others)
             trajectory.log(f"calls of models that are not trained: {_counted(others)}")
+        if answers.open_streams:
+            trajectory.metrics["capture/streams_broken_off"] = len(answers.open_streams)
+            trajectory.log(f"{len(answers.open_streams)} streams were not read to their end; {_BROKEN_OFF}")
         self._tell_of_foreign_answers(trajectory, answers, recorded)
         if trajectory.reward is None and trajectory.error is None and not is_judged:
             raise DataError(
@@ -189,8 +193,13 @@ class Rollout:
             ) from None
         return captured, None
 
-    def _not_recorded(self, captured: Trajectory, others: list[str]) -> str:
+    def _not_recorded(self, captured: Trajectory, others: list[str], answers: AnswersSeen) -> str:
         told = f"{self!r} ended without a recorded call of {self.model!r}, so there is nothing to train on: "
+        if answers.open_streams:
+            return told + (
+                f"{len(answers.open_streams)} streams were not read to their end; {_BROKEN_OFF}: read each whole, and "
+                "limit it by max_tokens or stop"
+            )
         if others:
             return told + (
                 f"it called other models ({_counted(others)}); build the graph with "
@@ -203,7 +212,8 @@ class Rollout:
             )
         return told + (
             "it returned before it called the model, or called it by a client that is not led here; build the graph "
-            "with art_langgraph.ArtChatModel(model), or give the client current_trajectory().base_url"
+            "with art_langgraph.ArtChatModel(model), or give the client current_trajectory().base_url; where nodes "
+            "have a cache_policy leave that out, for what is cached is not sampled"
         )
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ from art_langgraph.answers import Joined, calls_apart, chat_result, extras, resp
 from art_langgraph.bound import BoundModel
 from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport
 from art_langgraph.convert import to_wire
-from art_langgraph.others import saw_history
+from art_langgraph.others import saw_history, watched_stream
 
 TIMEOUT_S = 1200.0
 """How long a call waits for an answer, also while the server trains."""
@@ -162,13 +162,11 @@ class ArtChatModel(ChatOpenAI):
         bound: Any = super().bind_tools(tools, tool_choice=tool_choice, **options)
         return BoundModel(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
 
-    def bind(self, **options: Any) -> Runnable[LanguageModelInput, AIMessage]:
+    def bind(self, **options: Any) -> BoundModel:  # type: ignore[override]  # LangChain names a private class
         """With `options` in each call, also of an agent, which binds its tools to what this returns."""
         return BoundModel(bound=self, kwargs=options, config={})
 
-    def with_config(
-        self, config: RunnableConfig | None = None, **options: Any
-    ) -> Runnable[LanguageModelInput, AIMessage]:
+    def with_config(self, config: RunnableConfig | None = None, **options: Any) -> BoundModel:
         """With `config` in each call, also of an agent, which binds its tools to what this returns."""
         bound: Any = super().with_config(config, **options)
         return BoundModel(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
@@ -234,10 +232,11 @@ class ArtChatModel(ChatOpenAI):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         joined = Joined(kwargs.get("response_format"))
-        for chunk in joined.ended(map(calls_apart(), super()._stream(messages, stop, None, **kwargs))):
-            if run_manager:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk, logprobs=_logprobs(chunk))
-            yield chunk
+        with watched_stream():
+            for chunk in joined.ended(map(calls_apart(), super()._stream(messages, stop, None, **kwargs))):
+                if run_manager:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk, logprobs=_logprobs(chunk))
+                yield chunk
 
     async def _astream(
         self,
@@ -253,10 +252,11 @@ class ArtChatModel(ChatOpenAI):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk, logprobs=_logprobs(chunk))
             return chunk
 
-        async for chunk in super()._astream(messages, stop, None, **kwargs):
-            yield await told(joined.take(apart(chunk)))
-        if (last := joined.last()) is not None:
-            yield await told(last)
+        with watched_stream():
+            async for chunk in super()._astream(messages, stop, None, **kwargs):
+                yield await told(joined.take(apart(chunk)))
+            if (last := joined.last()) is not None:
+                yield await told(last)
 
     def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
         data = response.model_dump(warnings=False) if isinstance(response, openai.BaseModel) else response

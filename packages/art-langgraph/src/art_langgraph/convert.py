@@ -218,7 +218,8 @@ def _from_wire(message: WireMessage, called: Mapping[str, str]) -> BaseMessage:
     role = message.get("role")
     if not isinstance(role, str):
         raise _refused(message, "it has no role")
-    unknown = {key for key, value in message.items() if value is not None} - _FIELDS.get(role, {"content"}) - {"role"}
+    said = {key for key, value in message.items() if value not in (None, [], {}, "")}
+    unknown = said - _FIELDS.get(role, {"content"}) - {"role"}
     if unknown:
         raise _refused(message, f"a LangChain message has no place for its {sorted(unknown)}")
     content: Any = message.get("content") or ""
@@ -241,6 +242,9 @@ def _from_wire(message: WireMessage, called: Mapping[str, str]) -> BaseMessage:
 
 
 def _answer_from_wire(message: WireMessage, content: Any) -> AIMessage:
+    for call in message.get("tool_calls") or ():
+        if not isinstance(call.get("function"), Mapping) or not call["function"].get("name"):
+            raise _refused(message, f"its call {call!r} is none of a function with a name")
     calls, unread = read_calls(message)
     kept = {key: message[key] for key in _KEPT if message.get(key)}
     if reasoning := message.get("reasoning_content") or message.get("reasoning"):
@@ -257,7 +261,9 @@ def read_calls(message: Mapping[str, Any]) -> tuple[list[ToolCall], list[Invalid
     for call in message.get("tool_calls") or ():
         function = call["function"]
         try:
-            arguments = json.loads(function.get("arguments") or "{}")
+            arguments = function.get("arguments") or "{}"
+            if isinstance(arguments, str):
+                arguments = json.loads(arguments)
             if not isinstance(arguments, dict):
                 raise ValueError(f"the arguments are {type(arguments).__name__}; wanted an object")
         except ValueError as error:

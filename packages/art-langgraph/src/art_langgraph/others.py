@@ -23,7 +23,8 @@ from art_langgraph.answers import PROVIDER
 class AnswersSeen(BaseCallbackHandler):
     """Every answer of a model: the name of the model, and the id of its exchange where it carries one.
 
-    `in_histories` are the ids of the exchanges whose answers an `ArtChatModel` was sent.
+    `in_histories` are the ids of the exchanges whose answers an `ArtChatModel` was sent, `open_streams` those streams
+    of one that were begun and not read to their end.
     """
 
     run_inline = True  # it only adds to a list
@@ -31,6 +32,7 @@ class AnswersSeen(BaseCallbackHandler):
     def __init__(self) -> None:
         self._answers: list[tuple[str, str | None, bool]] = []
         self.in_histories: set[str] = set()
+        self.open_streams: set[object] = set()
 
     def on_llm_end(self, response: LLMResult, **_: Any) -> None:
         for generations in response.generations:
@@ -71,3 +73,21 @@ def saw_history(messages: Iterable[BaseMessage]) -> None:
     """Tells the rollout around this, if there is one, what a model of it is sent."""
     if (seen := _seen.get()) is not None:
         seen.in_histories |= {id_ for message in messages if (id_ := exchange_id_of(message)) is not None}
+
+
+@contextmanager
+def watched_stream() -> Iterator[None]:
+    """Around a stream: tells the rollout around it, if there is one, whether it was read to its end."""
+    seen, stream = _seen.get(), object()
+    if seen is not None:
+        seen.open_streams.add(stream)
+    try:
+        yield
+    except GeneratorExit:  # whoever read it stopped, or forgot it
+        raise
+    except BaseException:
+        if seen is not None:
+            seen.open_streams.discard(stream)
+        raise
+    if seen is not None:
+        seen.open_streams.discard(stream)
