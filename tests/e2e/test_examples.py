@@ -108,8 +108,13 @@ def test_a_graph_trains(name: str, server: tuple[str, Path], tiny: Path) -> None
     with FakeJudgeServer(judge=HeuristicJudge()) as judge:
         judged = ["openai/judge", "--judge-url", judge.api_base] if name == "langgraph_judged" else []
         output = finished(name, *judged, "--model", tiny, "--steps", "1", "--url", url, *more)
-    assert re.match(r"step [01](: reward .* before, .* after, gain .*)?$", output.strip()), output
+    assert (told := re.fullmatch(r"step ([01])(: reward .* before, .* after, gain .*)?", output.strip())), output
     trajectories = list(run(path, project_name).trajectories("train"))
+    # A random model has nothing to learn where all attempts at each task get the same reward.
+    differs = any(len({t.reward for t in group}) > 1 for group in run(path, project_name).groups("train"))
+    assert told[1] == str(int(differs)), output
+    if name == "langgraph_supervisor":  # whose choices follow a schema, so that some are right
+        assert differs
     assert [t.error for t in trajectories if t.error] == []
     assert len(trajectories) in (16, 32)
     calls = [len(trajectory.exchanges) for trajectory in trajectories]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from typing import Any
 
 import pytest
@@ -191,6 +192,12 @@ def test_a_chat_message_is_sent_as_what_its_role_says() -> None:
         RemoveMessage(id="1"),
         HumanMessage([{"type": "mystery", "value": 1}]),
         HumanMessage([{"type": "text"}]),
+        HumanMessage("half of \ud83d"),
+        HumanMessage([{"type": "text", "text": "half of \ud83d"}]),
+        ToolMessage("file \udcff", tool_call_id="1"),
+        AIMessage("", tool_calls=[{"name": "f", "args": {"a": "\ud83d"}, "id": "1", "type": "tool_call"}]),
+        AIMessage("", tool_calls=[{"name": "f", "args": {"day": date(2026, 1, 1)}, "id": "1", "type": "tool_call"}]),
+        AIMessage("", tool_calls=[{"name": "f", "args": {"set": {1}}, "id": "1", "type": "tool_call"}]),
         HumanMessage([{"type": "reasoning", "reasoning": "not a user's"}]),
         AIMessage([{"type": "redacted_thinking", "data": "x"}]),
         ChatMessage(content="x", role="tool"),
@@ -209,7 +216,15 @@ def test_what_cannot_be_sent_is_shown(message: BaseMessage) -> None:
         to_wire([HumanMessage("fine"), message])
 
 
-@pytest.mark.parametrize("message", [{"content": "x"}, {"role": "user", "content": "x", "sender": "y"}])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "x"},
+        {"role": "user", "content": "x", "sender": "y"},
+        {"role": "assistant", "content": "x", "tool_calls": [{"id": "1", "type": "custom", "custom": {"name": "f"}}]},
+        {"role": "assistant", "content": "x", "tool_calls": [{"id": "1", "function": {"arguments": "{}"}}]},
+    ],
+)
 def test_what_langchain_has_no_place_for_is_shown(message: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"'content': 'x'"):
         from_wire([message])
@@ -225,3 +240,29 @@ def test_nothing_but_its_name_tells_a_name() -> None:
 def test_a_chunk_is_a_message() -> None:
     whole = AIMessageChunk(content="a") + AIMessageChunk(content="b")
     assert to_wire([whole]) == [{"role": "assistant", "content": "ab"}]
+
+
+@pytest.mark.parametrize("other", [{"role": "user", "content": "x"}, ("user", "x"), "x", None])
+def test_what_is_no_message_is_shown(other: Any) -> None:
+    with pytest.raises(DataError, match="is nothing that can be sent to a model"):
+        to_wire([other])
+
+
+def test_fields_that_say_nothing_are_no_loss() -> None:
+    """As a client dumps an answer."""
+    dumped: dict[str, Any] = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": None,
+        "annotations": [],
+        "tool_calls": None,
+        "audio": None,
+    }
+    assert to_wire(from_wire([dumped])) == [{"role": "assistant", "content": "x"}]
+
+
+def test_arguments_that_are_read_already_are_arguments() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    (message,) = from_wire([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert isinstance(message, AIMessage)
+    assert message.tool_calls[0]["args"] == {"a": 1}

@@ -9,15 +9,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
+from pydantic import BaseModel
 
 import art_core as art
 import art_langgraph
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.testing import InProcessBackend
-from art_langgraph import ArtChatModel, Evaluation, TrainingResult
+from art_core.types import RolloutError
+from art_langgraph import ArtChatModel, Evaluation, TrainingResult, current_trajectory
 from art_langgraph.stats import Interval, interval
 from tests.langgraph.graphs import last, serving
 
@@ -73,11 +76,9 @@ async def test_it_makes_the_steps_and_logs_what_they_were_made_of(served: Served
     assert {(o.learning_rate, o.clip_low) for o in objectives} == {(3e-4, 0.1)}
     groups = [entry for entry in backend.logged if entry.groups]
     assert [(entry.split, entry.step) for entry in groups] == [("train", 0), ("train", 1), ("train", 2)]
-    assert [len(group) for entry in groups for group in entry.groups] == [
-        4
-    ] * 5  # the last batch of an epoch is smaller
+    assert [[len(group) for group in entry.groups] for entry in groups] == [[4, 4]] * 3
     seen = [group.scenario_id for entry in groups for group in entry.groups]
-    assert sorted(seen[:3]) == ["task-0", "task-1", "task-2"]
+    assert sorted(seen[:3]) == sorted(seen[3:]) == ["task-0", "task-1", "task-2"]
 
 
 async def test_it_evaluates_before_after_and_between(served: Served) -> None:
@@ -138,21 +139,38 @@ async def test_steps_made_before_are_none_of_its_batches(served: Served) -> None
     assert (result.step, len(result.rewards)) == (3, 2)
 
 
-async def test_a_step_whose_mark_was_lost_is_not_made_again(served: Served) -> None:
-    model, backend = served
-    await art_langgraph.train(model, attempt_with(model), ["a", "b", "c"], steps=2, **QUIET)
-    assert backend.logged.pop().metrics == {"langgraph/batches_done": 2.0}
-    result = await art_langgraph.train(model, attempt_with(model), ["a", "b", "c"], steps=3, **QUIET)
-    assert (result.step, len(result.rewards)) == (3, 1)
-
-
 async def test_batches_that_teach_nothing_count_as_batches(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(lambda _: "good") as (model, _):
         result = await art_langgraph.train(model, attempt_with(model), ["a"], steps=3, **QUIET)
         assert (result.step, result.num_skipped, result.rewards) == (0, 3, (1.0, 1.0, 1.0))
         again = await art_langgraph.train(model, attempt_with(model), ["a"], steps=3, **QUIET)
         assert (again.step, again.rewards) == (0, ())
-    assert "all rewards are equal" in caplog.text
+    told = [record.getMessage() for record in caplog.records if "learned nothing" in record.getMessage()]
+    assert len(told) == 1
+    assert "each of the 3 batches was skipped, the last because in 1 of 1 groups all rewards are equal" in told[0]
+
+
+async def test_what_was_learned_in_part_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    answers = itertools.chain(["good"] * 4, itertools.cycle(["good", "bad"]))
+    async with serving(lambda _: next(answers)) as (model, _):
+        result = await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, **QUIET)
+    assert (result.step, result.num_skipped) == (1, 1)
+    assert "learned nothing" not in caplog.text
+
+
+async def test_the_reward_of_an_attempt_that_says_it_failed_does_not_count(served: Served) -> None:
+    model, _ = served
+    numbers = itertools.count()
+
+    async def attempt(task: str) -> None:
+        reward = float(await attempt_with(model)(task))
+        current_trajectory().reward = reward
+        if next(numbers) == 0:
+            current_trajectory().reward = 100.0
+            current_trajectory().error = RolloutError(kind="Closed", message="the shop is closed")
+
+    result = await art_langgraph.train(model, attempt, ["a"], steps=1, **QUIET)
+    assert result.rewards == (1 / 3,)
 
 
 async def test_a_failed_attempt_is_counted_and_never_a_reward(
@@ -209,6 +227,17 @@ async def test_what_takes_too_long_is_a_failure(served: Served) -> None:
         ({"eval_every": 2}, "eval_every is 2 with 0 validation tasks"),
         ({"judge": "openai/gpt-5-mini"}, "judge is a str; wanted an async function"),
         ({"roles": "worker"}, r"wanted names of roles"),
+        ({"steps": 2.5}, r"steps is 2\.5; wanted a whole number"),
+        ({"group_size": "8"}, "group_size is '8'; wanted a whole number"),
+        ({"groups_per_step": True}, "groups_per_step is True; wanted a whole number"),
+        ({"seed": None}, "seed is None; wanted a whole number"),
+        ({"eval_every": True, "validation": ["v"]}, "eval_every is True"),
+        ({"max_concurrent": 0}, "max_concurrent is 0"),
+        ({"timeout_s": -1}, "timeout_s is -1"),
+        ({"max_retries": -1}, "max_retries is -1"),
+        ({"max_exceptions": -1}, "max_exceptions is -1"),
+        ({"validation": (x for x in "ab")}, "validation is a generator; wanted a list"),
+        ({"validation": {"v": 1}}, "validation is a dict; wanted a list"),
     ],
 )
 async def test_what_cannot_be_is_refused_before_anything_starts(
@@ -226,6 +255,93 @@ async def test_tasks_are_a_list_with_something_in_it(served: Served) -> None:
         await art_langgraph.train(model, lambda task: 1.0, [])
     with pytest.raises(ConfigError, match="tasks is a generator"):
         await art_langgraph.train(model, lambda task: 1.0, (x for x in "ab"))  # type: ignore[arg-type]
+    wrong: Any
+    for wrong in ({"a": 1}, "a task", {"a", "b"}, None):
+        with pytest.raises(ConfigError, match=f"tasks is a {type(wrong).__name__}; wanted a list"):
+            await art_langgraph.train(model, lambda task: 1.0, wrong)
+
+
+async def test_an_attempt_takes_a_task_and_nothing_else(served: Served) -> None:
+    model, _ = served
+
+    async def by_keyword(*, task: str) -> float:
+        return 1.0
+
+    async def of_two(task: str, model: Any) -> float:
+        return 1.0
+
+    async def of_none() -> float:
+        return 1.0
+
+    for function in (by_keyword, of_two, of_none):
+        with pytest.raises(ConfigError, match=r"train calls it with a task: .*; wanted a function of the task alone"):
+            await art_langgraph.train(model, function, ["a"], **QUIET)
+
+    async def with_default(task: str, *more: Any, strict: bool = True) -> float:
+        return float(await attempt_with(model)(task))
+
+    assert (await art_langgraph.train(model, with_default, ["a"], steps=1, **QUIET)).step == 1
+
+
+async def test_a_task_may_be_anything(served: Served) -> None:
+    model, _ = served
+
+    class Task(BaseModel):
+        question: str = "what?"
+
+    tasks: list[Any] = [{"q": 1}, "text", Task(), np.float32(2), None, (1, 2)]
+    seen = set()
+
+    async def attempt(task: Any) -> float:
+        seen.add(type(task))
+        return float(await attempt_with(model)(str(task)))
+
+    await art_langgraph.train(model, attempt, tasks, steps=3, **QUIET)
+    assert seen == {type(task) for task in tasks}
+    arrays: dict[str, Any] = {"tasks": np.array(["a", "b"]), "validation": np.array(["v", "w"])}
+    async with serving(in_turn()) as (other, _):
+        result = await art_langgraph.train(other, attempt_with(other), steps=4, **arrays, **QUIET)
+    assert result.after is not None
+    assert len(result.after.rewards) == 2
+
+
+async def test_fewer_steps_than_were_made_are_no_steps(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    model, _ = served
+    await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, **QUIET)
+    again = await art_langgraph.train(
+        model, attempt_with(model), ["a"], steps=1, validation=["v"], **{**QUIET, "show_progress": True}
+    )
+    assert (again.step, again.rewards, len(again.evaluations)) == (2, (), 1)
+    told = "going on after 2 batches, at step 2; with steps=1 there is nothing left to do\n"
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stop_at", [0, 3, 9, 13, 27])
+async def test_interrupted_in_a_batch_it_goes_on_with_that_batch(stop_at: int) -> None:
+    async def run(stop_at: int | None) -> list[list[str]]:
+        async with serving(in_turn()) as (model, backend):
+            attempts, made = itertools.count(), attempt_with(model)
+
+            async def attempt(task: str) -> float:
+                if next(attempts) == stop_at:
+                    running.cancel()
+                    await asyncio.sleep(60)
+                return float(await made(task))
+
+            async def train() -> None:
+                await art_langgraph.train(model, attempt, list("abcde"), steps=4, seed=7, **QUIET)
+
+            running = asyncio.ensure_future(train())
+            if stop_at is not None:
+                with pytest.raises(asyncio.CancelledError):
+                    await running
+                running = asyncio.ensure_future(train())
+            await running
+            assert await model.get_step() == 4
+            train_logs = [entry.groups for entry in backend.logged if entry.split == "train" and entry.groups]
+            return [[group.scenario_id for group in groups] for groups in train_logs]
+
+    assert await run(stop_at) == await run(None)
 
 
 async def test_a_rollout_of_another_model_is_refused(served: Served) -> None:
@@ -233,79 +349,6 @@ async def test_a_rollout_of_another_model_is_refused(served: Served) -> None:
     other = art.TrainableModel(name="other", project="p", base_model="b")
     with pytest.raises(ConfigError, match="is a rollout of TrainableModel"):
         await art_langgraph.train(model, art_langgraph.rollout(attempt_with(model), model=other), ["a"], **QUIET)
-
-
-# Judges
-
-
-async def test_a_judge_is_shown_the_messages_of_the_final_states(served: Served) -> None:
-    model, backend = served
-    graph, shown = graph_of(model), []
-
-    async def attempt(task: str) -> Any:
-        state = await graph.ainvoke({"messages": [("user", task)]})
-        return state if task == "whole" else state["messages"]
-
-    async def judge(attempts: Any) -> list[float]:
-        shown.append(attempts)
-        return [float(messages[-1].content == "good") for messages in attempts]
-
-    result = await art_langgraph.train(model, attempt, ["whole", "messages"], steps=1, judge=judge, **QUIET)
-    assert (result.step, result.rewards) == (1, (0.5,))
-    assert len(shown) == 2
-    for messages in itertools.chain.from_iterable(shown):
-        assert [type(message) for message in messages] == [HumanMessage, AIMessage]
-    assert [row.advantage > 0 for row in backend.trainer.steps[0][0]] == [True, False] * 4
-
-
-async def test_a_judge_of_trajectories_and_one_with_scores_in_a_field(served: Served) -> None:
-    model, _ = served
-
-    class OfCore:
-        async def score(self, trajectories: Any) -> list[float | None]:
-            assert all(isinstance(trajectory, art.Trajectory) for trajectory in trajectories)
-            return [float(len(t.messages()[-1]["content"])) for t in trajectories]
-
-    class LikeRuler:
-        async def score(self, trajectories: Any) -> Any:
-            class Result:
-                scores = tuple(float(len(t.messages()[-1]["content"])) for t in trajectories)
-
-            return Result()
-
-    judge: Any
-    for judge in (OfCore(), LikeRuler()):
-        result = await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, judge=judge, **QUIET)
-        assert set(result.rewards) <= {3.5}
-    assert await model.get_step() == 2
-
-
-async def test_what_the_judge_cannot_score_is_left_out_and_what_it_fails_at_too(
-    served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, backend = served
-    calls = itertools.count()
-
-    async def judge(attempts: Any) -> list[float | None]:
-        match next(calls):
-            case 0:
-                return [1.0, None, 0.0, 0.5]
-            case 1:
-                raise TimeoutError("the judge is away")
-            case _:
-                return [0.0]
-
-    options = {**QUIET, "groups_per_step": 3, "show_progress": True}
-    result = await art_langgraph.train(model, attempt_with(model), ["a", "b", "c"], steps=1, judge=judge, **options)
-    assert result.rewards == (0.5,)
-    assert len(backend.trainer.steps[0][0]) == 3
-    errors = [e for entry in backend.logged for group in entry.groups for e in group.errors]
-    assert sorted(error.kind for error in errors) == ["DataError"] * 4 + ["TimeoutError"] * 4 + ["Unscored"]
-    assert {error.message for error in errors if error.kind == "TimeoutError"} == {
-        "the judge failed: the judge is away"
-    }
-    own = [t.metrics["own_reward"] for entry in backend.logged for group in entry.groups for t in group]
-    assert sorted(own) == [0.0] * 6 + [1.0] * 6
 
 
 # Figures
@@ -327,6 +370,17 @@ def test_a_gain_is_of_the_same_tasks() -> None:
     assert after.gain_over(before).mean == 0.75
     assert before.interval.mean == pytest.approx(1 / 6)
     assert re.fullmatch(r"0\.750 \[0\.500, 1\.000\]", str(after.gain_over(before)))
+
+
+def test_what_has_no_task_in_common_has_no_gain_and_can_be_printed() -> None:
+    before, after = Evaluation(0, (1.0, None), 1), Evaluation(3, (None, 1.0), 1)
+    result = TrainingResult(3, evaluations=(before, after), before=before, after=after)
+    assert result.gain is not None
+    assert not result.gain.low > 0
+    assert "gain unknown (before: 1 of 2 tasks, 1 attempt failed; after: 1 of 2 tasks" in str(result)
+    assert str(Evaluation(0, (None,), 2)) == "unknown on 0 of 1 task, 2 attempts failed"
+    with pytest.raises(DataError, match="evaluations of 2 and 1 tasks"):
+        Evaluation(1, (1.0,)).gain_over(before)
 
 
 async def test_roles_are_an_option_of_the_step(served: Served) -> None:

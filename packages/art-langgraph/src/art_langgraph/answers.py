@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from art_langgraph.convert import read_calls
 
-_PROVIDER = "art"
+PROVIDER = "art"
 _OF_CHOICE = ("token_ids", "token_logprobs", "exchange_id", "policy_version", "malformed_tool_calls")
 
 
@@ -23,7 +23,7 @@ def extras(message: BaseMessage, choice: Mapping[str, Any], wire: Mapping[str, A
     parts extends lists and joins strings.
     """
     message.response_metadata |= {name: choice[name] for name in _OF_CHOICE if choice.get(name) is not None}
-    message.response_metadata["model_provider"] = _PROVIDER
+    message.response_metadata["model_provider"] = PROVIDER
     if reasoning := wire.get("reasoning_content"):
         message.additional_kwargs["reasoning_content"] = reasoning
 

@@ -13,7 +13,7 @@ from langchain_core.language_models import LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult, LLMResult
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.tools import BaseTool
 from langchain_core.utils import secret_from_env
 from langchain_core.utils.function_calling import convert_to_openai_tool
@@ -23,9 +23,10 @@ from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_valid
 from art_core import TrainableModel
 from art_core.errors import ConfigError
 from art_langgraph.answers import Joined, calls_apart, chat_result, extras, response_format, with_parsed, without_calls
-from art_langgraph.bound import BoundTools
+from art_langgraph.bound import BoundModel
 from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport
 from art_langgraph.convert import to_wire
+from art_langgraph.others import saw_history, watched_stream
 
 TIMEOUT_S = 1200.0
 """How long a call waits for an answer, also while the server trains."""
@@ -163,7 +164,16 @@ class ArtChatModel(ChatOpenAI):
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """As `ChatOpenAI`. Bound once more, as agents do, what is returned keeps its options and gets the new tools."""
         bound: Any = super().bind_tools(tools, tool_choice=tool_choice, **options)
-        return BoundTools(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
+        return BoundModel(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
+
+    def bind(self, **options: Any) -> BoundModel:  # type: ignore[override]  # LangChain names a private class
+        """With `options` in each call, also of an agent, which binds its tools to what this returns."""
+        return BoundModel(bound=self, kwargs=options, config={})
+
+    def with_config(self, config: RunnableConfig | None = None, **options: Any) -> BoundModel:
+        """With `config` in each call, also of an agent, which binds its tools to what this returns."""
+        bound: Any = super().with_config(config, **options)
+        return BoundModel(bound=bound.bound, kwargs=bound.kwargs, config=bound.config)
 
     def _get_request_payload(
         self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
@@ -172,7 +182,9 @@ class ArtChatModel(ChatOpenAI):
         payload = {**self._default_params, **kwargs, "model": self._name_of_call(kwargs)}
         if stop is not None:
             payload["stop"] = stop
-        payload["messages"] = to_wire(self._convert_input(input_).to_messages())
+        messages = self._convert_input(input_).to_messages()
+        saw_history(messages)
+        payload["messages"] = to_wire(messages)
         if "max_tokens" in payload:
             payload["max_completion_tokens"] = payload.pop("max_tokens")
         body = dict(payload.pop("extra_body", None) or {})
@@ -225,10 +237,11 @@ class ArtChatModel(ChatOpenAI):
     ) -> Iterator[ChatGenerationChunk]:
         self._check_streamed(kwargs)
         joined = Joined(kwargs.get("response_format"))
-        for chunk in joined.ended(map(calls_apart(), super()._stream(messages, stop, None, **kwargs))):
-            if run_manager:
-                run_manager.on_llm_new_token(chunk.text, chunk=chunk, logprobs=_logprobs(chunk))
-            yield chunk
+        with watched_stream():
+            for chunk in joined.ended(map(calls_apart(), super()._stream(messages, stop, None, **kwargs))):
+                if run_manager:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk, logprobs=_logprobs(chunk))
+                yield chunk
 
     async def _astream(
         self,
@@ -245,10 +258,11 @@ class ArtChatModel(ChatOpenAI):
                 await run_manager.on_llm_new_token(chunk.text, chunk=chunk, logprobs=_logprobs(chunk))
             return chunk
 
-        async for chunk in super()._astream(messages, stop, None, **kwargs):
-            yield await told(joined.take(apart(chunk)))
-        if (last := joined.last()) is not None:
-            yield await told(last)
+        with watched_stream():
+            async for chunk in super()._astream(messages, stop, None, **kwargs):
+                yield await told(joined.take(apart(chunk)))
+            if (last := joined.last()) is not None:
+                yield await told(last)
 
     def _check_streamed(self, kwargs: Mapping[str, Any]) -> None:
         n = kwargs.get("n", self.n)

@@ -7,7 +7,7 @@ What LangChain keeps beside that is no part of a conversation and does not trave
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from langchain_core.messages import (
@@ -58,6 +58,8 @@ def to_wire(messages: Iterable[BaseMessage]) -> list[WireMessage]:
     called: dict[str, str] = {}
     for message in messages:
         wire = _to_wire(message)
+        if not all(map(_is_text, _texts(wire))):
+            raise _refused(message, "it holds half of a surrogate pair, which is not text and cannot be sent")
         for call in wire.get("tool_calls", ()):
             called[call.get("id", "")] = call["function"]["name"]
         if wire["role"] == "tool" and wire.get("name") == called.get(wire["tool_call_id"]):
@@ -118,10 +120,7 @@ def _role(message: BaseMessage) -> str:
 def _answer_to_wire(message: AIMessage) -> WireMessage:
     content, reasoning = _content(message)
     wire: WireMessage = {"role": "assistant", "content": content}
-    calls = [
-        _call(message, call["name"], json.dumps(call["args"], ensure_ascii=False), call["id"])
-        for call in message.tool_calls
-    ]
+    calls = [_call(message, call["name"], _arguments(message, call["args"]), call["id"]) for call in message.tool_calls]
     calls += [_call(message, call["name"], call["args"] or "", call["id"]) for call in message.invalid_tool_calls]
     raw = message.additional_kwargs.get("tool_calls") or ()
     if calls and {call.get("id") for call in raw} - {call.get("id") for call in calls}:
@@ -139,6 +138,30 @@ def _answer_to_wire(message: AIMessage) -> WireMessage:
         if kept := message.additional_kwargs.get(key):
             wire[key] = kept
     return wire
+
+
+def _arguments(message: AIMessage, arguments: dict[str, Any]) -> str:
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _refused(message, f"the arguments of one of its calls have no JSON form: {error}") from error
+
+
+def _texts(wire: WireMessage) -> Iterator[str]:
+    """The texts of a message that are somebody's words."""
+    content = wire["content"]
+    yield from [content] if isinstance(content, str) else (part.get("text") or "" for part in content or ())
+    yield from (wire.get(key) or "" for key in ("name", "reasoning_content"))
+    yield from (call.get("function", {}).get("arguments") or "" for call in wire.get("tool_calls", ()))
+
+
+def _is_text(text: Any) -> bool:
+    if isinstance(text, str) and not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
 
 
 def _call(message: AIMessage, name: str | None, arguments: str, id_: str | None) -> dict[str, Any]:
@@ -205,7 +228,8 @@ def _from_wire(message: WireMessage, called: Mapping[str, str]) -> BaseMessage:
     role = message.get("role")
     if not isinstance(role, str):
         raise _refused(message, "it has no role")
-    unknown = {key for key, value in message.items() if value is not None} - _FIELDS.get(role, {"content"}) - {"role"}
+    said = {key for key, value in message.items() if value not in (None, [], {}, "")}
+    unknown = said - _FIELDS.get(role, {"content"}) - {"role"}
     if unknown:
         raise _refused(message, f"a LangChain message has no place for its {sorted(unknown)}")
     content: Any = message.get("content") or ""
@@ -228,6 +252,9 @@ def _from_wire(message: WireMessage, called: Mapping[str, str]) -> BaseMessage:
 
 
 def _answer_from_wire(message: WireMessage, content: Any) -> AIMessage:
+    for call in message.get("tool_calls") or ():
+        if not isinstance(call.get("function"), Mapping) or not call["function"].get("name"):
+            raise _refused(message, f"its call {call!r} is none of a function with a name")
     calls, unread = read_calls(message)
     kept = {key: message[key] for key in _KEPT if message.get(key)}
     if reasoning := message.get("reasoning_content") or message.get("reasoning"):
@@ -244,7 +271,9 @@ def read_calls(message: Mapping[str, Any]) -> tuple[list[ToolCall], list[Invalid
     for call in message.get("tool_calls") or ():
         function = call["function"]
         try:
-            arguments = json.loads(function.get("arguments") or "{}")
+            arguments = function.get("arguments") or "{}"
+            if isinstance(arguments, str):
+                arguments = json.loads(arguments)
             if not isinstance(arguments, dict):
                 raise ValueError(f"the arguments are {type(arguments).__name__}; wanted an object")
         except ValueError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from art_core.errors import ConfigError
-from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
+from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import RolloutError
 
 
@@ -36,6 +37,9 @@ async def judge_group(group: TrajectoryGroup, states: Mapping[str, Any], judge: 
     It is shown the messages of the final state of each attempt that has one in `states` (by the trajectory's id), and
     otherwise the trajectory. A reward that the rollout gave becomes the metric `own_reward`. Where the judge fails, or
     has no score, the trajectory carries that as its error. Members that failed are not shown.
+
+    Raises:
+        ConfigError: the judge is not asynchronous, or is itself not set up.
     """
     members = [trajectory for trajectory in group if trajectory.error is None]
     for trajectory in members:
@@ -46,7 +50,10 @@ async def judge_group(group: TrajectoryGroup, states: Mapping[str, Any], judge: 
         return group
     try:
         verdict = await _ask(judge, [_shown(trajectory, states) for trajectory in members])
-        scored = _scored(members, getattr(verdict, "scores", verdict))
+        compared = TrajectoryGroup(members, scenario_id=group.scenario_id)
+        scored = compared.with_scores(getattr(verdict, "scores", verdict))
+    except ConfigError:
+        raise
     except Exception as error:  # noqa: BLE001  # a failure of the judge is data, like one of a rollout
         for trajectory in members:
             trajectory.error = RolloutError(kind=type(error).__name__, message=f"the judge failed: {error}")
@@ -57,6 +64,28 @@ async def judge_group(group: TrajectoryGroup, states: Mapping[str, Any], judge: 
         if trajectory.reward is None:
             trajectory.error = RolloutError(kind="Unscored", message="the judge gave this attempt no score")
     return group
+
+
+async def judge_together(
+    tasks: Sequence[tuple[TrajectoryGroup, TrajectoryGroup]], states: Mapping[str, Any], judge: Judging
+) -> tuple[list[list[Trajectory]], list[list[Trajectory]]]:
+    """The attempts of before and of after at each task, with rewards that compare: `judge` is shown both at once.
+
+    What is given stays as it is. A task at which all attempts of one side failed is not judged, and has no rewards.
+    """
+
+    async def judged(index: int, sides: tuple[TrajectoryGroup, TrajectoryGroup]) -> tuple[list[Trajectory], ...]:
+        before, after = ([member.model_copy() for member in side] for side in sides)
+        for member in [*before, *after]:
+            member.reward = None
+        if all(any(member.error is None for member in side) for side in (before, after)):
+            # A judge may favour what it is shown first.
+            shown = [*before, *after] if index % 2 == 0 else [*after, *before]
+            await judge_group(TrajectoryGroup(shown), states, judge)
+        return before, after
+
+    made = await asyncio.gather(*(judged(index, sides) for index, sides in enumerate(tasks)))
+    return [before for before, _ in made], [after for _, after in made]
 
 
 def check_judge(judge: Any) -> None:
@@ -70,11 +99,13 @@ def check_judge(judge: Any) -> None:
 
 async def _ask(judge: Judging, attempts: list[Any]) -> Any:
     score: Any = getattr(judge, "score", judge)
-    return await score(attempts)
-
-
-def _scored(members: Sequence[Trajectory], scores: Sequence[float | None]) -> ScoredGroup:
-    return TrajectoryGroup(members).with_scores(scores)
+    verdict = score(attempts)
+    if not isinstance(verdict, Awaitable):
+        raise ConfigError(
+            f"the judge gave a {type(verdict).__name__} when it was called; wanted an async function: define it with "
+            "`async def`"
+        )
+    return await verdict
 
 
 def _shown(trajectory: Trajectory, states: Mapping[str, Any]) -> Any:

@@ -5,26 +5,30 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isnan, nan
 
 _RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, and the bounds between which it lies with 95 % confidence; infinite where fewer than two values are."""
+    """A mean, and the bounds between which it lies with 95 % confidence: infinite where fewer than two values are. The
+    mean of none is nan.
+    """
 
     mean: float
     low: float
     high: float
 
     def __str__(self) -> str:
+        if isnan(self.mean):
+            return "unknown"
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 def interval(values: Sequence[float]) -> Interval:
     """The mean of `values`, which are independent, with a percentile bootstrap interval (Efron 1979). Deterministic."""
-    mean = sum(values) / len(values)
+    mean = sum(values) / len(values) if values else nan
     if len(values) < 2:
         return Interval(mean, -inf, inf)
     draw = random.Random(0)
