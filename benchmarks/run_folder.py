@@ -9,6 +9,7 @@ used again.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import resource
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from art_core.cli import app
 from art_core.runs import ModelRun, Run
+from art_core.storage import RunStore
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Exchange, Sampling
 
@@ -46,7 +48,10 @@ def trajectory(number: int, tokens: int) -> Trajectory:
 
 
 def write(path: Path, count: int, tokens: int) -> None:
-    with ModelRun.open(path, "benchmark", "model", identity={"base_model": "none"}) as run:
+    store = RunStore(path / "benchmark" / "model")
+    (store.folder / "model.json").write_text('{"project": "benchmark", "name": "model", "base_model": "none"}')
+    run = ModelRun(store)
+    with contextlib.closing(store):
         per_step = GROUP_SIZE * GROUPS_PER_STEP
         for step, first in enumerate(range(0, count, per_step)):
             numbers = range(first, min(first + per_step, count))

@@ -1,6 +1,6 @@
 """Train a LangGraph agent that answers questions from a mailbox: it searches, reads, and answers.
 
-    python examples/langgraph_mail_agent.py [--model smollm2-135m | a folder | a hub id] [--steps 12]
+    python examples/langgraph_mail_agent.py [--model smollm2-135m | a folder | a hub id] [--steps 6]
 
 Before and after, it is tried on people whom it never meets in training. Started again, the script goes on where it was.
 """
@@ -112,7 +112,7 @@ async def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train an agent that answers questions from a mailbox.")
     parser.add_argument("--model", default="smollm2-135m", help="name, folder or hub id of the base model")
-    parser.add_argument("--steps", type=int, default=12, help="training steps, with those made before")
+    parser.add_argument("--steps", type=int, default=6, help="training steps, with those made before")
     parser.add_argument("--held-out", type=int, default=24, help="questions to try the agent on, at most 24")
     parser.add_argument("--url", help="of a running `art serve`, with its key in ART_API_KEY; default: start a server")
     parser.add_argument("--path", default=".art", help="where the server that is started keeps its runs")

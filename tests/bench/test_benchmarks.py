@@ -51,3 +51,11 @@ def test_serve_overhead(tmp_path: Path, engine: str) -> None:
         "3 streams, p50",
         "3 streams, p99",
     ]
+
+
+def test_langgraph_overhead() -> None:
+    lines, code, errors = run("langgraph_overhead", "--calls", "3", "--rollouts", "4")
+    assert code == 0, errors
+    assert re.fullmatch(r"ratio langgraph_overhead \d+\.\d{3}", lines[-1])
+    assert lines[-2].startswith("4 attempts of 6 calls at once, none mixed")
+    assert [line.split(":")[0] for line in lines[3:5]] == ["ArtChatModel", "ChatOpenAI"]

@@ -165,6 +165,8 @@ async def test_calls_outside_a_trajectory_are_found_by_their_ids(backend: Backen
     assert list(found[1].completion_ids) == choices[0].token_ids
     with pytest.raises(DataError, match=r"1 of 2 exchange ids .*\(nothing\)"):
         await backend.find_exchanges("p", "found", [ids[0], "nothing"])
+    found = await backend.find_exchanges("p", "found", ["nothing", ids[1], "none", ids[0]], missing_ok=True)
+    assert [exchange.id for exchange in found] == [ids[1], ids[0]]
 
 
 async def test_a_record_is_given_out_again_to_whoever_asks_again(backend: Backend, base_model: str) -> None:

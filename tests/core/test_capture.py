@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 import httpx2
@@ -309,6 +310,52 @@ async def test_a_rollout_that_times_out_leaves_no_open_record_and_can_be_retried
     assert attempts[0].id != attempts[1].id
     for trajectory in attempts:
         assert await refuses_calls(trajectory)
+
+
+async def test_a_rollout_that_fails_keeps_what_was_recorded(model: art.TrainableModel) -> None:
+    other = art.TrainableModel(name="helper", project="shop", base_model="scripted")
+    await other.register(model.backend())
+    attempts = 0
+
+    async def rollout(stuck: bool) -> art.Trajectory:
+        nonlocal attempts
+        attempts += 1
+        async with art.capture(model, scenario_id="sc", metadata={"k": 1}) as trajectory:
+            trajectory.log(f"attempt {attempts}")
+            trajectory.metrics["calls"] = 1
+            trajectory.reward = 1.0
+            await ask(model.openai_client(), "a")
+            async with art.capture(other):
+                await asyncio.sleep(60 if stuck else 0)
+                raise OSError("broken pipe")
+
+    async def fails_afterwards() -> art.Trajectory:
+        async with art.capture(model, scenario_id="sc"):
+            await ask(model.openai_client(), "b")
+        raise ValueError("cannot be scored")
+
+    async def fails_before() -> art.Trajectory:
+        raise OSError("no database")
+
+    (group,) = await art.gather_trajectory_groups(
+        [art.TrajectoryGroup([fails_before, partial(rollout, False), fails_afterwards])], max_retries=1, pbar_desc=None
+    )
+    before, broken, after = group
+    assert (group.scenario_id, before.exchanges, texts(broken), texts(after)) == ("sc", [], ["A"], ["B"])
+    assert [message["content"] for message in broken.messages()] == ["a", "A"]
+    assert (broken.scenario_id, broken.metadata, broken.reward) == ("sc", {"k": 1}, None)
+    assert broken.metrics == {"calls": 1, "retries": 1}
+    assert broken.logs == ["attempt 2", "attempt 1 failed: OSError: broken pipe"]
+    assert [error.message for error in group.errors] == ["no database", "broken pipe", "cannot be scored"]
+
+    (late,) = await art.gather_trajectories([partial(rollout, True)], timeout_s=2, pbar_desc=None)
+    assert (late.error, texts(late), late.reward) == (
+        RolloutError(kind="TimeoutError", message="no result after 2 s"),
+        ["A"],
+        None,
+    )
+    (member,) = await art.TrajectoryGroup([partial(rollout, False)])
+    assert texts(member) == ["A"]
 
 
 async def test_a_second_cancellation_while_the_record_is_closed_changes_nothing(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from art_core.control import ExchangeList, GroupBody, LogRequest, LookupRequest, TrainRequest
+from art_core.config import TrainConfig
+from art_core.control import ExchangeList, GroupBody, LogRequest, LookupRequest, TrainOptions, TrainRequest
 
 OPTIONS = {"learning_rate": 1.0, "loss": "ppo", "clip_low": 0.2, "clip_high": 0.2, "scale_rewards": True}
 
@@ -26,3 +28,11 @@ def test_a_list_is_refused_at_its_first_wrong_item(kind: type[BaseModel], field:
     with pytest.raises(ValidationError) as caught:
         kind.model_validate_json(f'{{"{field}": [{", ".join(["3"] * 50)}]{rest}}}')
     assert [error["loc"][:2] for error in caught.value.errors()] == [(field, 0)]
+
+
+def test_every_option_of_a_step_goes_to_the_server() -> None:
+    assert list(TrainOptions.model_fields) == [field.name for field in dataclasses.fields(TrainConfig)]
+    config = TrainConfig(
+        learning_rate=0.5, loss="cispo", clip_low=0.1, clip_high=0.3, scale_rewards=False, roles=("a", "b")
+    )
+    assert TrainConfig(**TrainOptions(**dataclasses.asdict(config)).model_dump()) == config

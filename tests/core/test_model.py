@@ -238,6 +238,28 @@ async def test_one_answer_in_two_trajectories_is_refused(model: art.TrainableMod
     assert re.search(r"is in trajectory 0 of group 0 .* and in trajectory 1 of group 0 .*cache of responses", message)
 
 
+async def test_explicit_choices_are_logged_with_their_token_ids_at_the_step_they_were_sampled_at(
+    model: art.TrainableModel, backend: InProcessBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    early = await group_of(explicit, model, 0.0, 1.0)
+    failed = await explicit(model, None)
+    failed.error = RolloutError(kind="OSError", message="gone")
+    await model.train([await group_of(captured, model, 0.0, 1.0)])
+    lost = await explicit(model, 0.5)
+    lost.messages_and_choices[1] = lost.messages_and_choices[1].model_copy(update={"exchange_id": "x" * 32})
+    context = art.Trajectory(messages_and_choices=[USER, {"role": "assistant", "content": "ok"}], reward=0.0)
+    members = [*early, failed, lost, context]
+    with caplog.at_level(logging.WARNING, logger="art_core.model"):
+        await model.log([art.TrajectoryGroup(members)], split="train")
+        await model.log([art.TrajectoryGroup([lost, context])], split="train", step=0)
+    run = Run(backend.folder("shop", "clerk"))
+    kept = list(run.trajectories("train", 0))
+    assert [len(trajectory.exchanges) for trajectory in kept] == [1, 1, 1, 0, 0, 0, 0]
+    assert [t.exchanges[0].id for t in kept[:3]] == [t.messages_and_choices[1].exchange_id for t in [*early, failed]]
+    assert backend.logged[-2].metrics["train/calls_not_found"] == 1
+    assert caplog.text.count("calls that the server does not know") == 1
+
+
 async def test_training_twice_on_the_same_objects_looks_nothing_up_twice(model: art.TrainableModel) -> None:
     group = await group_of(explicit, model, 0.0, 0.0)
     await model.train([group])
@@ -517,6 +539,15 @@ async def test_log_keeps_groups_with_their_means(model: art.TrainableModel, back
     assert (backend.logged[1].split, backend.logged[1].step) == ("val", 4)
     with pytest.raises(DataError, match="metric 'val/loss' is nan"):
         await model.log(metrics={"loss": float("nan")})
+
+
+async def test_a_metric_with_a_name_of_ours_is_told_once(
+    model: art.TrainableModel, backend: InProcessBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        await model.log([art.Trajectory(reward=1.0, metrics={"reward": 50})])
+    assert [logged.metrics["val/reward"] for logged in backend.logged] == [1.0, 1.0]
+    assert caplog.text.count("metrics named ['reward'], which mean something else") == 1
 
 
 async def test_groups_are_logged_for_the_step_they_were_sampled_at(

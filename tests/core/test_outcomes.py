@@ -4,7 +4,7 @@ import pytest
 
 from art_core.control import MetricRecord
 from art_core.errors import ConfigError, DataError
-from art_core.outcomes import best_step, error_counts, group_metrics, named_metrics, skip_reason
+from art_core.outcomes import best_step, error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
 from art_core.trajectories import Trajectory, TrajectoryGroup
 
 NAN = float("nan")
@@ -52,8 +52,14 @@ def test_means_leave_out_failures_and_what_was_not_scored() -> None:
         TrajectoryGroup([Trajectory(reward=1), Trajectory(reward=3), OSError("down"), Trajectory()]),
         TrajectoryGroup([Trajectory(reward=5, metrics={"turns": 4})]),
     ]
-    assert group_metrics(groups) == {"exception_rate": 0.2, "reward": 3.0, "reward_std_dev": 1.0, "turns": 4.0}
-    assert group_metrics([]) == {}
+    assert group_averages(groups) == {
+        "exception_rate": (0.2, 5),
+        "reward": (3.0, 3),
+        "reward_std_dev": (1.0, 1),
+        "turns": (4.0, 1),
+    }
+    assert shadowed_metrics(groups) == []
+    assert group_averages([]) == {}
     assert error_counts(groups) == "OSError 1"
     assert error_counts([]) == ""
 
@@ -68,3 +74,15 @@ def test_the_reason_for_a_skipped_step_names_each_cause() -> None:
         "1 trajectories failed and are excluded"
     )
     assert skip_reason([unequal]) == "no row has a trained token"
+
+
+def test_a_metric_with_a_name_of_ours_is_not_mixed_into_ours() -> None:
+    metrics = {"reward": 50, "exception_rate": 50, "reward_std_dev": 50, "group_judged": 50, "group_size": 50}
+    group = TrajectoryGroup([Trajectory(metrics=metrics), Trajectory(reward=1, metrics=metrics)], metrics={"judged": 2})
+    assert group_averages([group]) == {
+        "reward": (1.0, 1),
+        "exception_rate": (0.0, 2),
+        "group_judged": (2.0, 1),
+        "group_size": (50.0, 2),
+    }
+    assert shadowed_metrics([group]) == ["exception_rate", "group_judged", "reward", "reward_std_dev"]

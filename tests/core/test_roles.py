@@ -167,8 +167,17 @@ async def test_a_role_that_no_call_has_is_refused_and_nothing_is_trained(
 ) -> None:
     group = art.TrajectoryGroup([await team(model, 1.0), await team(model, 0.0)])
     with pytest.raises(DataError, match=r"'wroker'.*\['', 'planner', 'worker'\]"):
-        await model.train([group], roles=("worker", "wroker"))
+        await model.train([group], roles=("wroker",))
     assert backend.trainer.steps == []
+
+
+async def test_a_role_that_made_no_call_this_time_is_warned_about(
+    model: art.TrainableModel, backend: InProcessBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = art.TrajectoryGroup([await team(model, 1.0), await team(model, 0.0)])
+    result = await model.train([group], roles=("worker", "critic"))
+    assert (result.step, result.metrics["roles/absent"]) == (1, 1)
+    assert "1 of the roles ('worker', 'critic') made no call in this step" in caplog.text
 
 
 def test_options_on_the_wire_are_those_of_the_config() -> None:

@@ -242,7 +242,7 @@ async def test_what_cannot_be_awaited_into_a_group_is_refused() -> None:
     async def rollout() -> Trajectory:
         return Trajectory()
 
-    with pytest.raises(DataError, match=r"rollout 1 of the group gave Trajectory when it was called"):
+    with pytest.raises(DataError, match=r"rollout 1 of group 0 gave Trajectory when it was called"):
         await cast(Any, TrajectoryGroup)([rollout, lambda: Trajectory()])
     pending = TrajectoryGroup([rollout()])
     await pending
@@ -252,7 +252,26 @@ async def test_what_cannot_be_awaited_into_a_group_is_refused() -> None:
     async def cancelled() -> Trajectory:
         raise asyncio.CancelledError
 
-    assert [error.kind for error in (await TrajectoryGroup([cancelled, rollout])).errors] == ["CancelledError"]
+    (error,) = (await TrajectoryGroup([cancelled, rollout])).errors
+    assert (error.kind, error.message) == ("CancelledError", "something inside was cancelled")
+
+
+async def test_awaiting_a_group_is_gathering_it() -> None:
+    def raises() -> Any:
+        raise OSError("no such host")
+
+    async def gives_a_number() -> Any:
+        return 3
+
+    (error,) = (await TrajectoryGroup([raises])).errors
+    assert (error.kind, error.message) == ("OSError", "no such host")
+    with pytest.raises(DataError, match=r"rollout 0 of group 0 gave int; wanted a Trajectory: let the rollout return"):
+        await TrajectoryGroup([gives_a_number])
+
+
+def test_a_group_has_the_first_scenario_id_that_there_is() -> None:
+    assert TrajectoryGroup([OSError("gone"), Trajectory(scenario_id="s")]).scenario_id == "s"
+    assert TrajectoryGroup([Trajectory()]).scenario_id == ""
 
 
 def test_scores_of_another_kind_are_refused() -> None:
@@ -276,3 +295,18 @@ def test_what_was_put_into_inner_metadata_is_checked_when_it_is_written() -> Non
         trajectory.model_dump_json()
     with pytest.raises(DataError, match="integer of 1329 bits"):
         trajectory.metrics["big"] = 10**400
+
+
+@pytest.mark.parametrize("value", ["good", "1.5", [1.0], {}, float("nan"), 10**400])
+def test_what_is_no_reward_is_refused_by_name(value: Any) -> None:
+    trajectory = Trajectory(reward=1)
+    with pytest.raises(
+        ValueError, match=r" is not a finite number; wanted one as reward, or None while nothing has scored it"
+    ):
+        trajectory.reward = value
+    assert trajectory.reward == 1.0
+
+
+def test_scalars_and_bools_are_rewards() -> None:
+    values: list[Any] = [True, 2, np.float32(0.5), np.array(0.25), None]
+    assert [Trajectory(reward=value).reward for value in values] == [1.0, 2.0, 0.5, 0.25, None]

@@ -108,8 +108,13 @@ def test_a_graph_trains(name: str, server: tuple[str, Path], tiny: Path) -> None
     with FakeJudgeServer(judge=HeuristicJudge()) as judge:
         judged = ["openai/judge", "--judge-url", judge.api_base] if name == "langgraph_judged" else []
         output = finished(name, *judged, "--model", tiny, "--steps", "1", "--url", url, *more)
-    assert re.match(r"step [01](: reward .* before, .* after, gain .*)?$", output.strip()), output
+    assert (told := re.fullmatch(r"step ([01])(: reward .* before, .* after, gain .*)?", output.strip())), output
     trajectories = list(run(path, project_name).trajectories("train"))
+    # A random model has nothing to learn where all attempts at each task get the same reward.
+    differs = any(len({t.reward for t in group}) > 1 for group in run(path, project_name).groups("train"))
+    assert told[1] == str(int(differs)), output
+    if name == "langgraph_supervisor":  # whose choices follow a schema, so that some are right
+        assert differs
     assert [t.error for t in trajectories if t.error] == []
     assert len(trajectories) in (16, 32)
     calls = [len(trajectory.exchanges) for trajectory in trajectories]
@@ -119,6 +124,28 @@ def test_a_graph_trains(name: str, server: tuple[str, Path], tiny: Path) -> None
     if judged:
         assert len(judge.requests) == 2
         assert "[assistant]" in str(judge.requests[0].body) or "attempt" in str(judge.requests[0].body)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_a_graph_without_an_address_has_a_server_of_its_own_and_goes_on_later(tmp_path: Path, tiny: Path) -> None:
+    arguments = ("--model", tiny, "--path", tmp_path / "runs", "--held-out", "2")
+    first, second = (finished("langgraph_extraction", *arguments, "--steps", steps) for steps in ("1", "2"))
+    before = re.compile(r"step \d: (reward .*) before, ")  # a random model may learn nothing, which makes no step
+    assert before.findall(first) == before.findall(second) != []
+    assert len(list(run(tmp_path / "runs", "order-reader").trajectories("train"))) == 64
+    assert processes_with(str(tmp_path)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(5400)
+def test_the_mail_agent_gets_better_at_questions_about_people_it_never_met(tmp_path: Path) -> None:
+    output = finished(
+        "langgraph_mail_agent", "--steps", "2", "--held-out", "12", "--path", tmp_path, timeout_s=3500
+    )
+    gain = re.search(r"gain (\S+) \[(\S+), (\S+)\]", output)
+    assert gain is not None, output
+    assert float(gain[2]) > 0, output
 
 
 @pytest.mark.slow

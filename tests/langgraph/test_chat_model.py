@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 from langchain_core.load import dumps, loads
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage, trim_messages
 from langchain_core.rate_limiters import InMemoryRateLimiter
 from langchain_core.runnables import ConfigurableField
 from langchain_openai import ChatOpenAI
@@ -172,6 +172,16 @@ async def test_a_name_like_one_of_openais_changes_nothing(name: str, bodies: lis
     assert (bodies[0]["temperature"], bodies[0]["messages"][0]["role"]) == (0.25, "system")
 
 
+OF_OPENAI: dict[str, Any] = {
+    "organization": "o",
+    "tiktoken_model_name": "gpt-4o",
+    "reasoning": {"effort": "low"},
+    "include": ["x"],
+    "truncation": "auto",
+    "use_previous_response_id": True,
+}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -182,6 +192,7 @@ async def test_a_name_like_one_of_openais_changes_nothing(name: str, bodies: lis
         ({"openai_proxy": "http://proxy"}, "openai_proxy"),
         ({"use_responses_api": True}, "Responses"),
         ({"output_version": "responses/v1"}, "Responses"),
+        *(({name: value}, name) for name, value in OF_OPENAI.items()),
         ({"n": 0}, "n is 0"),
         ({"step": -1}, "step"),
     ],
@@ -292,6 +303,38 @@ async def test_tokens_are_counted_by_the_server(model: art.TrainableModel, serve
     assert llm.get_num_tokens_from_messages(messages, tools=[tool]) == offered.usage_metadata["input_tokens"]
     assert (llm.get_num_tokens("abc"), llm.get_num_tokens("")) == (3, 0)
     assert ArtChatModel(served_model, custom_get_token_ids=lambda text: [7] * 5).get_token_ids("x") == [7] * 5
+
+
+CONVERSATION = [
+    SystemMessage("s"),
+    HumanMessage("a question"),
+    AIMessage("", tool_calls=[{"name": "f", "args": {}, "id": "1"}]),
+    ToolMessage("found", tool_call_id="1"),
+    AIMessage("an answer"),
+    HumanMessage("more"),
+]
+
+
+@pytest.mark.parametrize("strategy", ["first", "last"])
+async def test_a_history_is_trimmed_by_the_servers_count(served_model: art.TrainableModel, strategy: Any) -> None:
+    llm = ArtChatModel(served_model)
+    whole = llm.get_num_tokens_from_messages(CONVERSATION)
+    counts = [llm.get_num_tokens_from_messages(CONVERSATION[:end]) for end in range(1, 7)]
+    assert counts == sorted(set(counts)), "each message adds to the one before it"
+    for limit in range(0, whole + 1, 20):
+        kept = trim_messages(CONVERSATION, max_tokens=limit, token_counter=llm, strategy=strategy)
+        assert llm.get_num_tokens_from_messages(kept) <= limit
+        assert kept == (
+            CONVERSATION[: len(kept)] if strategy == "first" else CONVERSATION[len(CONVERSATION) - len(kept) :]
+        )
+    assert trim_messages(CONVERSATION, max_tokens=whole, token_counter=llm, strategy=strategy) == CONVERSATION
+
+
+async def test_several_answers_are_not_streamed_into_one_message(model: art.TrainableModel) -> None:
+    with pytest.raises(ConfigError, match="n is 2"):
+        await anext(ArtChatModel(model, n=2).astream("hi"))
+    with pytest.raises(ConfigError, match="n is 2"):
+        next(iter(ArtChatModel(model).bind(n=2).stream("hi")))
 
 
 async def test_a_rate_limiter_is_waited_for(model: art.TrainableModel) -> None:

@@ -168,6 +168,24 @@ def test_pictures_are_sent_in_the_wire_shape_whoever_wrote_them() -> None:
     assert [part["image_url"]["url"] for part in sent["content"]] == [url] * 3
 
 
+RAW_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def test_a_chat_message_is_sent_as_what_its_role_says() -> None:
+    sent = to_wire(
+        [
+            ChatMessage(content="q", role="user"),
+            ChatMessage(content="", role="assistant", additional_kwargs={"tool_calls": [RAW_CALL]}),
+            ChatMessage(content="r", role="tool", additional_kwargs={"tool_call_id": "1"}),
+        ]
+    )
+    assert sent == [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": [RAW_CALL]},
+        {"role": "tool", "content": "r", "tool_call_id": "1"},
+    ]
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -182,6 +200,12 @@ def test_pictures_are_sent_in_the_wire_shape_whoever_wrote_them() -> None:
         AIMessage("", tool_calls=[{"name": "f", "args": {"set": {1}}, "id": "1", "type": "tool_call"}]),
         HumanMessage([{"type": "reasoning", "reasoning": "not a user's"}]),
         AIMessage([{"type": "redacted_thinking", "data": "x"}]),
+        ChatMessage(content="x", role="tool"),
+        AIMessage(
+            "",
+            tool_calls=[{"name": "f", "args": {}, "id": "1"}],
+            additional_kwargs={"tool_calls": [RAW_CALL, {**RAW_CALL, "id": "2"}]},
+        ),
         AIMessage(
             "", invalid_tool_calls=[{"name": None, "args": "{", "id": "1", "error": "", "type": "invalid_tool_call"}]
         ),

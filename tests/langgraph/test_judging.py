@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from langchain_core.messages import AIMessage, HumanMessage
 import art_core as art
 import art_langgraph
 from art_core.errors import ConfigError, DataError
+from art_langgraph import ArtChatModel, Evaluation
+from art_langgraph.stats import Interval
 from tests.langgraph.graphs import serving
 from tests.langgraph.test_training import QUIET, Served, attempt_with, graph_of, in_turn
 
@@ -42,26 +45,60 @@ async def test_a_judge_is_shown_the_messages_of_the_final_states(served: Served)
     assert [row.advantage > 0 for row in backend.trainer.steps[0][0]] == [True, False] * 4
 
 
-async def test_a_judge_of_trajectories_and_one_with_scores_in_a_field(served: Served) -> None:
+class OfCore:
+    """Says how long the last message is; has a `score` of trajectories, as a judge of `art_core`."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+
+    async def score(self, trajectories: Any) -> Any:
+        self.num_asked += 1
+        assert all(isinstance(trajectory, art.Trajectory) for trajectory in trajectories)
+        return [float(len(t.messages()[-1]["content"])) for t in trajectories]
+
+
+class LikeRuler(OfCore):
+    """The same with the scores in a field."""
+
+    async def score(self, trajectories: Any) -> Any:
+        return SimpleNamespace(scores=tuple(await super().score(trajectories)))
+
+
+@pytest.mark.parametrize("judge", [OfCore(), LikeRuler()], ids=["list", "field"])
+async def test_a_judge_of_trajectories(served: Served, judge: OfCore) -> None:
     model, _ = served
+    result = await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, judge=judge, **QUIET)
+    assert (result.step, result.rewards, judge.num_asked) == (2, (3.5, 3.5), 2)
 
-    class OfCore:
-        async def score(self, trajectories: Any) -> list[float | None]:
-            assert all(isinstance(trajectory, art.Trajectory) for trajectory in trajectories)
-            return [float(len(t.messages()[-1]["content"])) for t in trajectories]
 
-    class LikeRuler:
-        async def score(self, trajectories: Any) -> Any:
-            class Result:
-                scores = tuple(float(len(t.messages()[-1]["content"])) for t in trajectories)
+async def test_with_a_judge_the_gain_is_of_attempts_that_were_compared_with_each_other(served: Served) -> None:
+    model, backend = served
+    shown: list[list[str]] = []
 
-            return Result()
+    async def attempt(task: str) -> Any:
+        answer = await ArtChatModel(model).ainvoke(task)
+        return [HumanMessage(task), AIMessage(f"step {answer.response_metadata['policy_version']}")]
 
-    judge: Any
-    for judge in (OfCore(), LikeRuler()):
-        result = await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, judge=judge, **QUIET)
-        assert set(result.rewards) <= {3.5}
-    assert await model.get_step() == 2
+    async def judge(attempts: Any) -> list[float]:
+        """Ranks within the group, from 0 to 1: what other groups were given says nothing."""
+        said = [str(messages[-1].content) for messages in attempts]
+        if not attempts[0][0].content.startswith("train"):
+            shown.append(said)
+            ranks = sorted(set(said))
+            return [ranks.index(text) / max(1, len(ranks) - 1) for text in said]
+        return [float(index) for index, _ in enumerate(attempts)]
+
+    options = {**QUIET, "judge": judge, "eval_samples": 2}
+    result = await art_langgraph.train(model, attempt, ["train"], steps=1, validation=["v", "w"], **options)
+    assert [evaluation.rewards for evaluation in result.evaluations] == [(0.0, 0.0), (0.0, 0.0)]
+    assert shown[:4] == [["step 0"] * 2] * 2 + [["step 1"] * 2] * 2
+    assert shown[4:] == [["step 0"] * 2 + ["step 1"] * 2, ["step 1"] * 2 + ["step 0"] * 2]
+    assert (result.before, result.after) == (Evaluation(0, (0.0, 0.0)), Evaluation(1, (1.0, 1.0)))
+    assert result.gain == Interval(1.0, 1.0, 1.0)
+    later = await art_langgraph.train(model, attempt, ["train"], steps=2, validation=["v", "w"], **options)
+    assert (later.before, later.gain) == (None, None)
+    val = [entry for entry in backend.logged if entry.split == "val"]
+    assert [[member.reward for group in entry.groups for member in group] for entry in val] == [[0.0] * 4] * 3
 
 
 async def test_what_the_judge_cannot_score_is_left_out_and_what_it_fails_at_too(

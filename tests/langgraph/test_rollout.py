@@ -147,7 +147,7 @@ async def test_a_reward_of_nan_set_by_hand_is_refused_where_it_is_set(model: art
         await ask(model, "a")
         current_trajectory().reward = float("nan")
 
-    with pytest.raises(ValueError, match="nan is not a finite number"):
+    with pytest.raises(ValueError, match="reward is nan, a float; wanted a finite number"):
         await rollout(attempt, model=model)()
 
 
@@ -305,6 +305,63 @@ async def test_a_rollout_in_a_rollout_keeps_its_calls(model: art.TrainableModel)
         return 1.0
 
     assert said(await rollout(outer, model=model)()) == ["BEFORE", "AFTER"]
+
+
+async def test_a_rollout_that_returns_that_of_an_inner_one_has_the_calls_and_notes_of_both(
+    model: art.TrainableModel,
+) -> None:
+    @rollout(model)
+    async def inner() -> float:
+        current_trajectory().metadata.update(who="inner", inner=1)
+        return float(await ask(model, "inner") == "INNER")
+
+    @rollout(model)
+    async def outer() -> art.Trajectory:
+        await ask(model, "before")
+        made = await inner()
+        await ask(model, "after")
+        current_trajectory().metadata.update(who="outer", outer=2)
+        current_trajectory().metrics["tries"] = 3
+        return made
+
+    trajectory = await outer()
+    assert said(trajectory) == ["BEFORE", "INNER", "AFTER"]
+    assert (trajectory.reward, trajectory.metrics) == (1.0, {"tries": 3})
+    assert trajectory.metadata == {"who": "inner", "inner": 1, "outer": 2}
+    histories = [trajectory, *trajectory.additional_histories]
+    assert [[m["content"] for m in history.messages()] for history in histories] == [
+        ["inner", "INNER"],
+        ["before", "BEFORE"],
+        ["after", "AFTER"],
+    ]
+    others = [await outer() for _ in range(2)]
+    others[0].reward = 0.0
+    assert (await model.train([art.TrajectoryGroup(others)])).step == 1
+
+
+async def test_a_reward_set_on_the_current_trajectory_holds_where_the_returned_one_has_none(
+    model: art.TrainableModel,
+) -> None:
+    async def attempt() -> art.Trajectory:
+        await ask(model, "a")
+        current_trajectory().reward = 0.25
+        return art.Trajectory(metadata={"k": 1})
+
+    assert (await rollout(attempt, model=model)()).reward == 0.25
+
+
+async def test_an_object_may_have_attributes_of_any_name(model: art.TrainableModel) -> None:
+    class Agent:
+        def __init__(self) -> None:
+            self.model, self.function = "gpt-5", "search"
+
+        async def __call__(self, text: str) -> float:
+            return await asynchronous(model, text)
+
+    agent = Agent()
+    made = wrap_rollout(model, agent)
+    assert (made.model, made.function) == (model, agent)
+    assert said(await made("hi")) == ["HI"]
 
 
 def test_a_rollout_needs_a_function_and_a_model_that_is_registered() -> None:

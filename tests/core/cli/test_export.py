@@ -15,16 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from art_core.cli import app
-from art_core.runs import ModelRun
 from art_core.runs.parquet import SCHEMA
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from tests.core.cli.test_runs import art
-from tests.core.runs.building import GROUPS, group, trajectory
+from tests.core.runs.building import GROUPS, group, open_run, trajectory
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    with ModelRun.open(tmp_path / "runs", "shop", "clerk") as one:
+    with open_run(tmp_path / "runs", "shop", "clerk") as one:
         one.log_groups("train", 0, [group(trajectory("a", 1.0, metrics={"won": 1.0}), trajectory("b", None))])
         one.log_groups("val", 0, [group(trajectory("c", 0.5))])
     return tmp_path / "runs"
@@ -68,7 +67,7 @@ def from_row(row: dict[str, Any]) -> Trajectory:
 def test_exported_lines_are_the_trajectories(groups: list[TrajectoryGroup]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with ModelRun.open(folder, "p", "m") as one:
+        with open_run(folder, "p", "m") as one:
             one.log_groups("train", 3, groups)
         export(folder, "jsonl", folder / "m.jsonl")
         lines = (folder / "m.jsonl").read_bytes().decode().split("\n")
@@ -88,7 +87,7 @@ def test_parquet_rows_are_the_trajectories(groups: list[TrajectoryGroup]) -> Non
     members = [member for each in groups for member in each]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with ModelRun.open(folder, "p", "m") as one:
+        with open_run(folder, "p", "m") as one:
             one.log_groups("train", 3, groups)
         export(folder, "parquet", folder / "m.parquet")
         table = pq.read_table(folder / "m.parquet")
@@ -114,7 +113,7 @@ def test_columns_are_typed(path: Path, tmp_path: Path) -> None:
 
 
 def test_rows_are_written_in_groups(tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups("train", 0, [group(*(trajectory(str(number)) for number in range(1030)))])
     export(tmp_path, "parquet", tmp_path / "m.parquet")
     file = pq.ParquetFile(tmp_path / "m.parquet")
@@ -128,7 +127,7 @@ def test_lines_go_to_standard_output_and_nothing_else_does(path: Path) -> None:
 
 
 def test_a_run_without_trajectories_gives_an_empty_file(tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "p", "m"):
+    with open_run(tmp_path, "p", "m"):
         pass
     export(tmp_path, "jsonl", tmp_path / "m.jsonl")
     export(tmp_path, "parquet", tmp_path / "m.parquet")

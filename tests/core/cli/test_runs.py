@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from art_core.cli.conversation import Line, conversation, shown
-from art_core.runs import ModelRun
 from art_core.trajectories import History
 from art_core.types import RolloutError, StepReport
-from tests.core.runs.building import exchange, group, trajectory
+from tests.core.runs.building import exchange, group, open_run, trajectory
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "price", "arguments": '{"item": "tea"}'}}
 
@@ -32,13 +31,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = {"role": "tool", "tool_call_id": "c1", "content": "4\x1b[31m euro"}
     said = exchange("x", messages=(asked,), response=called)
     answered = exchange("y", messages=(asked, called, result), response={"role": "assistant", "content": "4 euro"})
-    with ModelRun.open(folder, "shop", "clerk", identity={"base_model": "tiny"}) as one:
+    with open_run(folder, "shop", "clerk", identity={"base_model": "tiny"}) as one:
         good = trajectory("good", 1.0, metrics={"turns": 2.0}, exchanges=[said, answered], logs=["checked"])
         bad = trajectory("bad", None, error=RolloutError(kind="Timeout", message="too slow"))
         one.log_groups("train", 7, [group(good, bad, trajectory("odd \ud800", 0.0))], {"lr": 0.125})
         one.log_groups("val", 7, [group(trajectory("v", 0.5))])
         one.log_step(StepReport(7, {"loss/policy": -0.5}))
-    with ModelRun.open(folder, "lab", "clerk"):
+    with open_run(folder, "lab", "clerk"):
         pass
     return folder
 
@@ -86,7 +85,7 @@ def test_a_table_breaks_no_word_in_a_terminal_of_80_columns_and_no_line_in_a_pip
 def test_a_step_shows_its_trajectories(path: Path) -> None:
     done = art("runs", "--path", str(path), "show", "shop/clerk", "--step", "7", "--split", "train")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "train: lr 0.125, reward 0.5, turns 2" in done.stdout
+    assert "train: exception_rate 0.3333, lr 0.125, reward 0.5, reward_std_dev 0.5, turns 2" in done.stdout
     assert "training step 7: loss/policy -0.5" in done.stdout
     assert "good  reward 1.0  2 calls, 4 tokens sampled" in done.stdout
     assert "bad  error Timeout: too slow" in done.stdout
@@ -143,7 +142,7 @@ def test_a_folder_that_is_not_there_and_one_without_runs(tmp_path: Path) -> None
 
 def test_a_damaged_run_is_named_beside_the_others(tmp_path: Path) -> None:
     for name in ("bad", "good"):
-        with ModelRun.open(tmp_path, "p", name) as one:
+        with open_run(tmp_path, "p", name) as one:
             one.log_step(StepReport(1))
     (tmp_path / "p" / "bad" / "steps.jsonl").write_text("rubbish\n")
     done = art("runs", "--path", str(tmp_path))
@@ -154,14 +153,14 @@ def test_a_damaged_run_is_named_beside_the_others(tmp_path: Path) -> None:
 
 
 def test_a_step_is_shown_beside_the_damaged_file_of_another(tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         for step in (3, 4):
             one.log_groups("train", step, [group(trajectory(f"t{step}", 0.5 + step))])
     with (one.folder / "trajectories" / "train" / "step-0004.jsonl").open("a") as file:
         file.write("rubbish\n")
     done = art("runs", "show", "m", "--path", str(tmp_path), "--step", "3")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "train: reward 3.5" in done.stdout
+    assert "train: exception_rate 0, reward 3.5" in done.stdout
     assert "t3  reward 3.5" in done.stdout
     assert "t4" not in done.stdout
     broken = art("runs", "show", "m", "--path", str(tmp_path), "--step", "4")
@@ -170,7 +169,7 @@ def test_a_step_is_shown_beside_the_damaged_file_of_another(tmp_path: Path) -> N
 
 
 def test_a_terminal_that_knows_ascii_only_is_no_error(path: Path, tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups("val", 0, [group(trajectory("ü", 1.0))])
     done = art("runs", "show", "m", "--path", str(tmp_path), "--step", "0", PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")

@@ -52,6 +52,7 @@ def test_help_of_serve_has_its_options_and_an_example() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["smollm2-135m"], "'smollm2-135m' belongs to no option; a model is served with --model smollm2-135m"),
         (["--host", "0.0.0.0"], "host '0.0.0.0' can be reached from other machines, and there is no API key"),
         (["--host", "0.0.0.0", "--api-key", ""], "the API key is empty"),
         (["--options", "{"], "--options is not JSON"),

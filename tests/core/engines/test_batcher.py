@@ -29,7 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 def new_batcher(served: ServedModel, *, cache_bytes: int = 1 << 26, max_running: int = 32) -> Batcher:
     cache = PrefixCache(cache_bytes)
-    return Batcher(served.model, served.new_store(), cache, device=served.device, max_running=max_running)
+    return Batcher(served.model, served.new_store(max_running), cache, device=served.device, max_running=max_running)
 
 
 def text(length: int, seed: int) -> np.ndarray:
@@ -201,19 +201,21 @@ def test_clear_forgets_requests_and_everything_computed(served: ServedModel) -> 
 
 def test_the_check_at_start_holds_here(served: ServedModel) -> None:
     assert linear_rows_agree(served.model)
-    assert attention_rows_agree(served.new_store(), served.facts.num_query_heads)
+    assert attention_rows_agree(served.new_store(3), served.facts.num_query_heads)
     assert requests_agree(new_batcher(served), 259)
 
 
 @pytest.mark.parametrize(("num_heads", "num_query_heads"), [(3, 9), (2, 2), (1, 8), (2, 10)])
 def test_attention_agrees_for_every_ratio_of_query_to_key_heads(num_heads: int, num_query_heads: int) -> None:
-    store = SlotStore(num_layers=1, num_heads=num_heads, head_dim=64, device=torch.device("cpu"))
+    store = SlotStore(
+        num_layers=1, num_heads=num_heads, head_dim=64, max_slots=3, max_length=256, device=torch.device("cpu")
+    )
     assert attention_rows_agree(store, num_query_heads)
 
 
 def test_too_few_query_rows_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "MIN_QUERY_ROWS", 1)
-    store = SlotStore(num_layers=1, num_heads=3, head_dim=64, device=torch.device("cpu"))
+    store = SlotStore(num_layers=1, num_heads=3, head_dim=64, max_slots=3, max_length=256, device=torch.device("cpu"))
     if torch.equal(*_one_and_four_rows()):
         pytest.skip("this machine multiplies one row as it multiplies four")
     assert not attention_rows_agree(store, 3)
@@ -226,7 +228,7 @@ def _one_and_four_rows() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_freed_slots_change_nothing_but_memory(served: ServedModel, alone: list[Result]) -> None:
-    store = served.new_store()
+    store = served.new_store(3)
     batcher = Batcher(served.model, store, PrefixCache(1 << 26), device=served.device, max_running=32)
     before = run(batcher, *(family(index) for index in range(6)))
     assert store.keys[0].numel() > 0

@@ -114,7 +114,21 @@ def test_what_is_found_is_what_belongs_there_and_the_size_stays_bounded(texts: l
 
 
 def store() -> SlotStore:
-    return SlotStore(num_layers=2, num_heads=1, head_dim=3, device=torch.device("cpu"))
+    return SlotStore(num_layers=2, num_heads=1, head_dim=3, max_slots=5, max_length=700, device=torch.device("cpu"))
+
+
+def test_storage_grows_in_leaps_but_never_beyond_its_bounds() -> None:
+    made = store()
+    for num_slots in range(1, 6):
+        made.ensure(num_slots, PIECE)
+        assert num_slots <= made.keys[0].shape[0] <= 5
+    lengths = []
+    for length in range(PIECE, 700 + PIECE, PIECE):
+        made.ensure(5, min(length, 700))
+        lengths.append(made.keys[0].shape[2] // PIECE)
+    assert lengths == [1, 2, 3, 5, 5, 6]  # 6 pieces hold 700 positions; half as many again as 5 would take 8
+    made.ensure(6, 9 * PIECE)
+    assert (made.keys[0].shape[0], made.keys[0].shape[2]) == (6, 9 * PIECE)  # what is needed is there all the same
 
 
 def test_growing_keeps_what_is_stored() -> None:

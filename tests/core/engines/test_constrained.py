@@ -57,7 +57,7 @@ def reference(folder: Path) -> Any:
 
 def new_batcher(served: ServedModel, *, max_running: int = 32) -> Batcher:
     cache = PrefixCache(1 << 26)
-    return Batcher(served.model, served.new_store(), cache, device=served.device, max_running=max_running)
+    return Batcher(served.model, served.new_store(max_running), cache, device=served.device, max_running=max_running)
 
 
 def prompt_of(length: int, seed: int) -> np.ndarray:

@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_core.engines.sampler import UNLIKELY, Draw, Drawn, NonFiniteLogitsError, draw, uniform
+from art_core.engines.sampler import UNLIKELY, Draw, Drawn, draw, uniform
+from art_core.errors import NonFiniteLogitsError
 from art_core.types import Sampling
 
 PROBABILITIES = (0.5, 0.25, 0.15, 0.1)

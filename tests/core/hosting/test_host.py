@@ -333,6 +333,47 @@ def test_an_address_that_others_can_reach_needs_a_key() -> None:
             check_exposure(address, " ")
 
 
+async def test_without_a_key_no_web_page_is_answered(open_server: Open, base_model: str) -> None:
+    server, backend = await open_server()
+    await register(backend, base_model)
+    async with httpx.AsyncClient(base_url=server.url) as raw:
+
+        async def status(path: str = "/api/models/p/m/log", content: str = '{"split": "val"}', **headers: str) -> Any:
+            names = {name.replace("_", "-"): value for name, value in headers.items()}
+            answer = await raw.post(path, content=content, headers={"content-type": "application/json", **names})
+            return answer.status_code, answer.json().get("error", {}).get("code")
+
+        for headers in (
+            {"host": "evil.example:8400"},
+            {"host": "127.0.0.1.evil.example"},
+            {"host": "192.168.0.3"},
+            {"origin": "https://evil.example"},
+            {"origin": "http://localhost.evil.example"},
+            {"origin": "null"},
+        ):
+            for path in ("/api/models/p/m/log", "/v1/chat/completions", "/t/x/v1/completions", "/healthz"):
+                assert await status(path, **headers) == (403, "foreign_request"), (path, headers)
+        for headers in (
+            {"host": "localhost:8400"},
+            {"host": "[::1]:8400"},
+            {"host": "127.0.0.1", "origin": "http://localhost:3000"},
+        ):
+            assert await status(**headers) == (200, None), headers
+        assert await status(content_type="Application/JSON; charset=utf-8") == (200, None)
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "text/plain; application/json"):
+            assert await status(content_type=kind) == (415, "unsupported_media_type")
+        told = (await raw.get("/metrics", headers={"origin": "https://evil.example"})).json()["error"]["message"]
+        assert "the Origin 'https://evil.example'" in told
+        assert "--api-key" in told
+
+
+async def test_with_a_key_it_is_the_key_that_counts(open_server: Open) -> None:
+    server, _ = await open_server(api_key="right")
+    async with httpx.AsyncClient(base_url=server.url, headers={"authorization": "Bearer right"}) as raw:
+        headers = {"host": "models.example", "origin": "https://app.example"}
+        assert (await raw.get("/api/models", headers=headers)).status_code == 200
+
+
 async def test_a_body_beyond_the_bound_is_refused(open_server: Open, base_model: str) -> None:
     server, backend = await open_server(options={"max_body_bytes": 2000})
     await register(backend, base_model)

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
+from art_core.runs import ModelRun
+from art_core.storage import RunStore
 from art_core.trajectories import History, Trajectory, TrajectoryGroup
 from art_core.types import Exchange, RolloutError, Sampling
+
+
+@contextmanager
+def open_run(path: Path, project: str, name: str, *, identity: Mapping[str, Any] | None = None) -> Iterator[ModelRun]:
+    """The run folder of a model that no server knows: of its model.json only what readers look at."""
+    store = RunStore(path / project / name)
+    try:
+        record = {"project": project, "name": name, **(identity or {})}
+        (store.folder / "model.json").write_text(json.dumps(record))
+        yield ModelRun(store)
+    finally:
+        store.close()
 
 
 def exchange(id: str = "e", *, prompt: tuple[int, ...] = (1, 2, 3), forked: bool = False, **fields: Any) -> Exchange:

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from art_core.advantage import group_advantages
 from art_core.errors import DataError
-from art_core.runs import ModelRun, Run, run, runs
+from art_core.runs import Run, run, runs
 from art_core.runs.records import Tally
 from art_core.samples import to_samples
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import StepReport
-from tests.core.runs.building import GROUPS, exchange, group, same, trajectory
+from tests.core.runs.building import GROUPS, exchange, group, open_run, same, trajectory
 
 
 def logged(path: Path, project: str = "p", name: str = "m") -> Run:
     """Steps 0 and 10 of `train`, step 2 of `val`: ids say where each trajectory belongs."""
-    with ModelRun.open(path, project, name, identity={"base_model": "tiny"}) as one:
+    with open_run(path, project, name, identity={"base_model": "tiny"}) as one:
         for split, step in (("train", 10), ("val", 2), ("train", 0)):
             members = [trajectory(f"{split}-{step}-{place}", float(place)) for place in range(2)]
             one.log_groups(split, step, [group(*members)])
@@ -36,7 +36,7 @@ def logged(path: Path, project: str = "p", name: str = "m") -> Run:
 @given(st.lists(GROUPS, max_size=2))
 def test_groups_come_back_as_they_were(groups: list[TrajectoryGroup]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        with ModelRun.open(Path(folder), "p", "m") as one:
+        with open_run(Path(folder), "p", "m") as one:
             one.log_groups("train", 0, groups)
         read = list(one.groups())
         assert len(read) == len(groups)
@@ -68,7 +68,7 @@ def test_what_was_read_gives_the_same_training_rows(tmp_path: Path) -> None:
     first = exchange("x", prompt=(1, 2))
     turns = [first, exchange("y", prompt=(1, 2, 4, 5, 7)), exchange("z", prompt=(8,), forked=True)]
     made = group(trajectory("a", 1.0, exchanges=turns), trajectory("b", 0.0))
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups("train", 0, [made])
     (read,) = run(tmp_path, "m").groups("train", 0)
 
@@ -100,7 +100,7 @@ def test_splits_and_steps_are_chosen_and_ordered_by_number(tmp_path: Path) -> No
 
 
 def test_find_gives_the_trajectory_that_was_logged_last(tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups("train", 0, [group(trajectory("same", 0.0), trajectory("other", logs=["same"]))])
         one.log_groups("train", 1, [group(trajectory("same", 1.0))])
         assert one.find("same").trajectory.reward == 1.0
@@ -141,7 +141,7 @@ def test_trajectories_that_the_killed_writer_had_not_counted_are_counted(tmp_pat
         ("train", 10, 2, 0.5),
         ("val", 2, 2, 0.5),
     ]
-    with ModelRun.open(tmp_path, "p", "m") as again:
+    with open_run(tmp_path, "p", "m") as again:
         again.store.append("trajectories/val/step-0002", json.loads(_line(again, "val", 2)))
         assert again.summaries()[-1].counts.trajectories == 3
 
@@ -220,7 +220,7 @@ def test_a_folder_of_another_kind_is_named(tmp_path: Path) -> None:
 
 
 def _log_many(path: Path, count: int) -> None:
-    with ModelRun.open(path, "p", "m") as one:
+    with open_run(path, "p", "m") as one:
         for number in range(count):
             members = [trajectory(f"{number}-{place}", 0.5, logs=["x" * 9000]) for place in range(2)]
             one.log_groups("train", number // 50, [group(*members)])
@@ -229,7 +229,7 @@ def _log_many(path: Path, count: int) -> None:
 @pytest.mark.slow
 def test_a_reader_sees_whole_trajectories_in_order_while_they_are_written(tmp_path: Path) -> None:
     count = 300
-    with ModelRun.open(tmp_path, "p", "m"):
+    with open_run(tmp_path, "p", "m"):
         pass
     process = multiprocessing.get_context("spawn").Process(target=_log_many, args=(tmp_path, count))
     process.start()
@@ -251,7 +251,7 @@ def test_a_reader_sees_whole_trajectories_in_order_while_they_are_written(tmp_pa
 
 
 def test_memory_does_not_grow_with_the_number_of_trajectories(tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         for step in range(4):
             one.log_groups("train", step, [group(*(trajectory(str(n), logs=["x" * 20_000]) for n in range(50)))])
     size = sum(path.stat().st_size for path in one.folder.rglob("*.jsonl"))

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from art_core.errors import ConfigError, DataError, RunLockedError, StorageError
-from art_core.runs import ModelRun, Run, run
+from art_core.errors import ConfigError, DataError, StorageError
+from art_core.runs import Run, run
 from art_core.types import RolloutError, StepReport
-from tests.core.runs.building import exchange, group, trajectory
+from tests.core.runs.building import exchange, group, open_run, trajectory
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -22,16 +22,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_layout_of_a_run_folder(tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "shop", "clerk", identity={"base_model": "tiny", "options": {"seed": 1}}) as one:
+    with open_run(tmp_path, "shop", "clerk") as one:
         one.log_groups("val", 7, [group(trajectory("a", 1.0), trajectory("b", 0.5))], {"win_rate": 0.25})
         one.log_step(StepReport(8, {"loss/policy": -0.5}))
     folder = tmp_path / "shop" / "clerk"
-    assert json.loads((folder / "model.json").read_text()) == {
-        "project": "shop",
-        "name": "clerk",
-        "base_model": "tiny",
-        "options": {"seed": 1},
-    }
     first, second = lines(folder / "trajectories" / "val" / "step-0007.jsonl")
     assert list(first)[:8] == ["split", "step", "group", "id", "scenario_id", "reward", "error", "metrics"]
     assert (first["id"], first["reward"], first["exchanges"][0]["logprobs"]) == ("a", 1.0, [-0.1 - 0.2, -9999.0])
@@ -48,7 +42,7 @@ def test_layout_of_a_run_folder(tmp_path: Path) -> None:
                 "prompt_tokens": 6,
                 "completion_tokens": 4,
             },
-            "averages": {"reward": [0.75, 2]},
+            "averages": {"reward": [0.75, 2], "exception_rate": [0.0, 2], "reward_std_dev": [0.25, 1]},
             "bytes": [0, (folder / "trajectories" / "val" / "step-0007.jsonl").stat().st_size],
         }
     ]
@@ -57,7 +51,7 @@ def test_layout_of_a_run_folder(tmp_path: Path) -> None:
 
 def test_what_is_counted(tmp_path: Path) -> None:
     forked = exchange(prompt=(9,), forked=True)
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups(
             "train",
             0,
@@ -86,28 +80,39 @@ def test_what_is_counted(tmp_path: Path) -> None:
     }
     assert summary.counts.excluded == 2
     assert summary.reward == pytest.approx(3.0 / 5)
-    assert summary.metrics == pytest.approx({"turns": 3.0, "won": 1.0, "reward": 0.6, "group/spread": 3.0})
+    assert summary.metrics == pytest.approx(
+        {
+            "turns": 3.0,
+            "won": 1.0,
+            "reward": 0.6,
+            "group_spread": 3.0,
+            "exception_rate": 1 / 7,
+            "reward_std_dev": 0.25,  # of one group 0.5, of another 0; the third has one reward
+        }
+    )
 
 
 def test_logging_a_step_again_adds_to_it(tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups("val", 3, [group(trajectory("a", 1.0), trajectory("b", 1.0))], {"x": 1.0, "y": 1.0})
         one.log_groups("val", 3, [group(trajectory("c", 0.0))], {"x": 2.0})
         one.log_groups("val", 3, [], {"z": 3.0})
         (summary,) = one.summaries()
     assert summary.counts.trajectories == 3
-    assert summary.metrics == pytest.approx({"reward": 2 / 3, "x": 2.0, "y": 1.0, "z": 3.0})
+    assert summary.metrics == pytest.approx(
+        {"reward": 2 / 3, "exception_rate": 0.0, "reward_std_dev": 0.0, "x": 2.0, "y": 1.0, "z": 3.0}
+    )
     assert [t.id for t in Run(one.folder).trajectories("val", 3)] == ["a", "b", "c"]
 
 
 def test_a_metric_given_by_name_stands_for_the_average_of_that_name(tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups("val", 0, [group(trajectory("a", 1.0))], {"reward": 0.5})
         assert one.summaries()[0].reward == 0.5
 
 
 def test_metrics_alone_make_no_file_of_trajectories(tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups("val", 2, [], {"accuracy": 0.5})
         assert one.splits == []
         assert [(s.split, s.step, dict(s.metrics)) for s in one.summaries()] == [("val", 2, {"accuracy": 0.5})]
@@ -115,7 +120,7 @@ def test_metrics_alone_make_no_file_of_trajectories(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "high", None])
 def test_a_metric_that_is_no_finite_number_is_refused_and_nothing_is_written(tmp_path: Path, value: Any) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         with pytest.raises(DataError, match="metric 'reward' is"):
             one.log_groups("val", 0, [group(trajectory("a"))], {"reward": value})
         with pytest.raises(DataError, match="step 1: metric 'loss' is"):
@@ -127,11 +132,7 @@ def test_a_metric_that_is_no_finite_number_is_refused_and_nothing_is_written(tmp
     "name", ["", ".", "..", "a/b", "/etc", "../x", "a\0b", ".hidden", "küche", "\udcff", "a" * 101]
 )
 def test_a_name_that_could_leave_the_folder_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="project"):
-        ModelRun.open(tmp_path, name, "m")
-    with pytest.raises(ConfigError, match="model name"):
-        ModelRun.open(tmp_path, "p", name)
-    with ModelRun.open(tmp_path, "p", "m") as one, pytest.raises(ConfigError, match="split"):
+    with open_run(tmp_path, "p", "m") as one, pytest.raises(ConfigError, match="split"):
         one.log_groups(name, 0, [group(trajectory("a"))])
     assert [path.name for path in tmp_path.iterdir()] == ["p"]
 
@@ -140,7 +141,7 @@ def test_a_name_that_could_leave_the_folder_is_refused(tmp_path: Path, name: str
     "id", ["../../escape", "/etc/passwd", "a\0b", "\udcff", "x" * 5000, "", "step-0001.jsonl", "\n"]
 )
 def test_ids_are_data_and_never_part_of_a_path(tmp_path: Path, id: str) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups("val", 0, [group(trajectory(id, 1.0, scenario_id=id), scenario_id=id)])
     files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert sorted(files) == [
@@ -165,7 +166,7 @@ def test_one_trajectory_that_cannot_be_written_is_named_and_the_others_are_kept(
     bad.metadata["x"] = nested
     cast("dict[str, Any]", bad.metadata["x"])["y"] = value  # what is set inside a value is not checked when it is set
     blamed = "1 of 3 trajectories were not kept: trajectory 'bad': metadata"
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         with pytest.raises(DataError, match=blamed):
             one.log_groups("val", 0, [group(trajectory("a"), bad, trajectory("b"))])
         assert [t.id for t in one.trajectories()] == ["a", "b"]
@@ -174,7 +175,7 @@ def test_one_trajectory_that_cannot_be_written_is_named_and_the_others_are_kept(
 
 def test_half_a_surrogate_pair_in_a_key_of_a_message_is_refused_by_the_field(tmp_path: Path) -> None:
     bad = trajectory("bad", messages_and_choices=[{"role": "user", "\ud800": 1}])
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         with pytest.raises(DataError, match="messages_and_choices cannot be written"):
             one.log_groups("val", 0, [group(bad, trajectory("a"))])
         assert [t.id for t in one.trajectories()] == ["a"]
@@ -184,25 +185,14 @@ def test_a_group_that_cannot_be_written_is_named_and_the_others_are_kept(tmp_pat
     bad = group(trajectory("a"), trajectory("b"), scenario_id="s9")
     bad.metadata["x"] = {}
     cast("dict[str, Any]", bad.metadata["x"])["y"] = Unwritable()
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         with pytest.raises(DataError, match="2 of 3 trajectories were not kept: group 's9'"):
             one.log_groups("val", 0, [bad, group(trajectory("c"))])
         assert [t.id for t in one.trajectories()] == ["c"]
 
 
-def test_a_run_is_locked_and_says_when_it_is_another_models(tmp_path: Path) -> None:
-    held = ModelRun.open(tmp_path, "p", "m", identity={"base_model": "tiny"})
-    with held, pytest.raises(RunLockedError, match=str(os.getpid())):
-        ModelRun.open(tmp_path, "p", "m")
-    with pytest.raises(ConfigError, match="whose base_model is 'tiny', not 'other'"):
-        ModelRun.open(tmp_path, "p", "m", identity={"base_model": "other"})
-    ModelRun.open(tmp_path, "p", "m").close()
-    with pytest.raises(ConfigError, match="JSON cannot"):
-        ModelRun.open(tmp_path, "p", "new", identity={"x": object()})
-
-
 def _log_for_ever(path: Path) -> None:
-    with ModelRun.open(path, "p", "m") as one:
+    with open_run(path, "p", "m") as one:
         number = 0
         while True:
             members = [trajectory(str(number + place), logs=["x" * 20_000]) for place in range(4)]
@@ -227,21 +217,21 @@ def test_killed_while_writing_whole_records_survive_and_are_counted(tmp_path: Pa
     ids = [int(t.id) for t in read.trajectories()]
     assert ids == list(range(len(ids)))
     assert read.summaries()[0].counts.trajectories == len(ids)
-    with ModelRun.open(tmp_path, "p", "m") as again:
+    with open_run(tmp_path, "p", "m") as again:
         again.log_groups("train", 0, [group(trajectory("after"))])
         assert [t.id for t in again.trajectories()] == [*map(str, ids), "after"]
         assert again.summaries()[0].counts.trajectories == len(ids) + 1
 
 
 def test_a_torn_tail_is_not_read_and_is_cut_by_the_next_writer(tmp_path: Path) -> None:
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups("train", 0, [group(trajectory("a"))])
     file = one.folder / "trajectories" / "train" / "step-0000.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole + whole[: len(whole) // 2])
     assert [t.id for t in Run(one.folder).trajectories()] == ["a"]
     assert file.stat().st_size > len(whole)
-    with ModelRun.open(tmp_path, "p", "m") as one:
+    with open_run(tmp_path, "p", "m") as one:
         one.log_groups("train", 0, [group(trajectory("b"))])
         assert [t.id for t in one.trajectories()] == ["a", "b"]
         assert one.summaries()[0].counts.trajectories == 2
@@ -249,7 +239,7 @@ def test_a_torn_tail_is_not_read_and_is_cut_by_the_next_writer(tmp_path: Path) -
 
 def _log_until_full(path: Path) -> None:
     """A limit on the size of files stops a write in its middle, as a full disk does."""
-    with ModelRun.open(path, "p", "m") as one:
+    with open_run(path, "p", "m") as one:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         members = [trajectory(str(number), logs=["x" * 3000]) for number in range(9)]
         try:

@@ -22,7 +22,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def head(length: int | str) -> bytes:
-    return f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n".encode()
+    return f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n".encode()
 
 
 async def connected(setup: Setup) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -83,7 +83,7 @@ async def test_a_head_that_never_ends_closes_the_connection(setup: Setup, sent: 
 
 async def test_a_head_that_never_ends_on_a_used_connection_closes_it_too(setup: Setup) -> None:
     reader, writer = await connected(setup)
-    writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
     writer.write(b"GET /hea")
     await asyncio.wait_for(reader.read(), 10)

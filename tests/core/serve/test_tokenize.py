@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from art_core.render.chatml import ChatMLHermesRenderer
 from tests.core.serve.support import TOKENIZER, TOOLS, USER, Setup, raw
 
 
@@ -23,6 +24,19 @@ async def test_a_chat_calls_prompt_is_the_one_that_it_is_sampled_after(setup: Se
     assert answers[2] == answers[0]
     assert answers[0]["max_model_len"] == setup.engine.max_context_tokens
     assert len(setup.outside) == 2, "counting records nothing"
+
+
+async def test_an_answer_at_the_end_may_be_whole(setup: Setup) -> None:
+    answer: Any = {"role": "assistant", "content": "yo"}
+    call: Any = {
+        "role": "assistant",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
+    async with raw(setup) as client:
+        for messages in ([USER], [USER, answer], [USER, call], [answer]):
+            body = {"model": "m", "messages": messages, "continue_final_message": False}
+            tokens = (await client.post("/tokenize", json=body)).json()["tokens"]
+            assert tokens == ChatMLHermesRenderer(TOKENIZER).render_ids(messages, add_generation_prompt=True)
 
 
 async def test_a_text_is_encoded_as_text_and_ids_are_counted(setup: Setup) -> None:

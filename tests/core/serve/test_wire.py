@@ -305,6 +305,7 @@ def test_logprobs_of_a_text() -> None:
         "top_logprobs": [{"a": -0.5, "\ufffd": -1.0}, {"é": -9999.0}],
         "text_offset": [3, 4],
     }
+    assert text_logprobs([], [], [], TEXTS.__getitem__, offset=3)["text_offset"] == []
     assert text_logprobs([9], [-0.5], [], TEXTS.__getitem__, offset=0)["top_logprobs"] is None
 
 

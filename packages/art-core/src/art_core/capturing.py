@@ -137,6 +137,7 @@ class Capture:
         if self._scope is None:
             raise ConfigError("this capture is left without having been entered")
         scope.leave(self._scope)
+        scope.keep_record(self._trajectory)
         if error is not None and self._trajectory.error is None:
             self._trajectory.error = RolloutError.of(error)
 
@@ -197,8 +198,8 @@ def capture(model: Capturable, *, scenario_id: str = "", metadata: Mapping[str, 
     On leaving, also by an exception or a cancellation, the record is closed; the trajectory then has its `exchanges`,
     and, unless the rollout wrote them itself, `messages_and_choices` and `additional_histories`. A call still running
     fails. Where weights changed meanwhile, or a step was pinned, the metric `capture/policy_versions` says how many
-    versions answered. An exception becomes the trajectory's `error` and goes on. The inner of two captures of the same
-    model wins.
+    versions answered. An exception becomes the trajectory's `error` and goes on; where a gather runs the rollout, this
+    trajectory is then its result. The inner of two captures of the same model wins.
 
     Raises:
         ConfigError: the model is not registered, or `with` is used where an event loop runs.

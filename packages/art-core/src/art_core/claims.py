@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from art_core.choices import exchange_id_of, has_logprobs, is_answer
 from art_core.errors import DataError
@@ -49,6 +50,26 @@ async def attach_exchanges(groups: Sequence[TrajectoryGroup], find: Find) -> Non
         claim.trajectory.exchanges = [*claim.trajectory.exchanges, found[claim.id]]
 
 
+async def attach_known_exchanges(groups: Sequence[TrajectoryGroup], find: Find) -> int:
+    """As `attach_exchanges`, for groups that are kept and need not be fit to train on, failed members included.
+
+    `find` leaves out ids that it does not know. Returns how many there were of these.
+    """
+    claims = [
+        Claim(trajectory, place, exchange_id)
+        for group in groups
+        for trajectory in group
+        for place, _, exchange_id in _new_answers(trajectory)
+        if exchange_id is not None
+    ]
+    ids = list(dict.fromkeys(claim.id for claim in claims))
+    found = {exchange.id: exchange for exchange in (await find(ids) if ids else [])}
+    for claim in claims:
+        if claim.id in found:
+            claim.trajectory.exchanges = [*claim.trajectory.exchanges, found[claim.id]]
+    return len(ids) - len(found)
+
+
 def claims_of(groups: Sequence[TrajectoryGroup]) -> list[Claim]:
     """What has to be looked up, each exchange once.
 
@@ -81,7 +102,20 @@ def claims_of(groups: Sequence[TrajectoryGroup]) -> list[Claim]:
     return claims
 
 
-def _claims_of_one(trajectory: Trajectory, where: str) -> Iterable[Claim]:
+def _claims_of_one(trajectory: Trajectory, where: str) -> Iterator[Claim]:
+    for place, item, exchange_id in _new_answers(trajectory):
+        if exchange_id is None:
+            lacks = "exchange id" if has_logprobs(item) else "exchange id, no logprobs and no token ids"
+            raise DataError(
+                f"{where}, {place} is a choice that carries no {lacks}: another server answered it, or a library "
+                "between dropped the id; call the model through model.openai_client(), make the calls inside "
+                "art_core.capture(model), or write the answer as a message dict where it is only context"
+            )
+        yield Claim(trajectory, f"{where}, {place}", exchange_id)
+
+
+def _new_answers(trajectory: Trajectory) -> Iterator[tuple[str, Any, str | None]]:
+    """Answers that are of none of the trajectory's exchanges: where each stands, itself, and its exchange's id."""
     known = {exchange.id for exchange in trajectory.exchanges}
     histories = [("", trajectory.messages_and_choices)] + [
         (f"additional_histories[{index}].", history.messages_and_choices)
@@ -89,17 +123,7 @@ def _claims_of_one(trajectory: Trajectory, where: str) -> Iterable[Claim]:
     ]
     for prefix, items in histories:
         for index, item in enumerate(items):
-            if not is_answer(item):
-                continue
-            place = f"{where}, {prefix}messages_and_choices[{index}]"
-            exchange_id = exchange_id_of(item)
-            if exchange_id is None:
-                lacks = "exchange id" if has_logprobs(item) else "exchange id, no logprobs and no token ids"
-                raise DataError(
-                    f"{place} is a choice that carries no {lacks}: another server answered it, or a library between "
-                    "dropped the id; call the model through model.openai_client(), make the calls inside "
-                    "art_core.capture(model), or write the answer as a message dict where it is only context"
-                )
-            if exchange_id not in known:
-                known.add(exchange_id)
-                yield Claim(trajectory, place, exchange_id)
+            exchange_id = exchange_id_of(item) if is_answer(item) else None
+            if is_answer(item) and exchange_id not in known:
+                known.update([exchange_id] if exchange_id else [])
+                yield f"{prefix}messages_and_choices[{index}]", item, exchange_id

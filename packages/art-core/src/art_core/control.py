@@ -60,7 +60,10 @@ class OpenRequest(_Body):
 
 
 class LookupRequest(_Body):
+    """Ids of no recorded call are an error, or with `missing_ok` left out."""
+
     ids: _Many[str]
+    missing_ok: bool = False
 
 
 class ExchangeList(_Body):

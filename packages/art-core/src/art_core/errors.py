@@ -1,5 +1,6 @@
 """Every error a user can meet, each also of the standard kind it is most like.
 
+The error of a request, with its HTTP status, is that of the server alone: `art_core.serve.wire.ApiError`.
 A message says what is wrong, what was found, what was wanted and what to do next, in that order.
 """
 
@@ -40,6 +41,10 @@ class AdapterMismatchError(ArtError, ValueError):
 
 class NonFiniteLossError(ArtError, ArithmeticError):
     """A loss or gradient is NaN or infinite; nothing of that step was kept."""
+
+
+class NonFiniteLogitsError(ArtError, ArithmeticError):
+    """The model computed NaN or infinite logits, so there is no distribution to draw from."""
 
 
 class WeightSyncError(ArtError, RuntimeError):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.moving import refuse_unknown
 from art_core.progress import Progress
+from art_core.scope import collect_records
 from art_core.trajectories import (
     NoRolloutError,
     PendingGroup,
@@ -138,10 +139,11 @@ async def gather_trajectory_groups(
     """Run the rollouts of `groups` and return the groups in input order, their trajectories in the order of rollouts.
 
     `groups` may be a generator: its groups are made as places become free. At most `max_concurrent` rollouts, over all
-    groups, run at once. A rollout that raises, or takes longer than `timeout_s`, becomes a trajectory with that error;
-    it is never a reward of 0. With `max_retries`, it is run again before that, which needs functions instead of
-    coroutines: `TrajectoryGroup(functools.partial(rollout, model, task) for _ in range(8))`; the metric `retries` of
-    its trajectory counts them. An awaitable that gives a whole group counts as one rollout.
+    groups, run at once. A rollout that raises, or takes longer than `timeout_s`, becomes a trajectory with that error:
+    what `capture` has recorded of its last attempt, without a reward, which is not a reward of 0. With `max_retries`,
+    it is run again before that, which needs functions instead of coroutines:
+    `TrajectoryGroup(functools.partial(rollout, model, task) for _ in range(8))`; the metric `retries` of its trajectory
+    counts them. An awaitable that gives a whole group counts as one rollout.
 
     More than `max_exceptions` failures (a number, or a share of all rollouts between 0 and 1) end it; None allows any
     number. `after_each` is awaited with each whole group, to score it for example; what it returns stands in the
@@ -248,6 +250,7 @@ class _Gathering:
         self._runs_once: list[Any] = []
         self._coroutines: set[int] = set()
         self._retries: dict[int, list[RolloutError]] = {}
+        self._records: dict[int, list[Trajectory]] = {}
         self._num_failed = 0
         self._all_known = False
         self.slots: list[_Slot] = []
@@ -260,7 +263,7 @@ class _Gathering:
                     max_concurrency=self._limits.max_concurrent,
                     timeout_s=self._limits.timeout_s,
                     max_retries=self._limits.max_retries,
-                    failed=lambda index, error: _Outcome(index, Trajectory(error=error)),
+                    failed=self._failed,
                     fatal=lambda error: isinstance(error, _StopError | NoRolloutError),
                     on_done=self._arrived,
                     on_retry=lambda index, error: self._retries.setdefault(index, []).append(error),
@@ -303,6 +306,7 @@ class _Gathering:
             )
 
         async def run() -> _Outcome:
+            self._records[index] = collect_records()
             result = await begun(rollout, self._named(index))
             if not isinstance(result, wanted):
                 raise _StopError(
@@ -320,7 +324,15 @@ class _Gathering:
         number = self.slots.index(slot)
         return f"rollout {number}" if slot.pending is None else f"rollout {position} of group {number}"
 
+    def _failed(self, index: int, error: RolloutError) -> _Outcome:
+        """The outermost capture that was left last, which is what the rollout would have returned; else nothing."""
+        records = self._records.get(index)
+        trajectory = records[-1] if records else Trajectory()
+        trajectory.error, trajectory.reward = error, None
+        return _Outcome(index, trajectory)
+
     def _arrived(self, outcome: _Outcome) -> None:
+        self._records.pop(outcome.index, None)
         slot, position = self._places[outcome.index]
         slot.members[position] = outcome.result
         slot.num_left -= 1

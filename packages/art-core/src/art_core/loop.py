@@ -28,10 +28,10 @@ def training_rows(
     """The rows that `groups` give, and counters of everything that gives none. With `roles`, other calls are context.
 
     Raises:
-        DataError: a trajectory was sampled from another policy than the one about to be updated, or a role that no
-            call has.
+        DataError: a trajectory was sampled from another policy than the one about to be updated, or no call has any
+            of the roles.
     """
-    _check_roles(groups, roles)
+    absent = _absent_roles(groups, roles)
     rows: list[TokenSample] = []
     counters = {
         "groups/total": len(groups),
@@ -43,6 +43,7 @@ def training_rows(
         "trajectories/forks": 0,
         "trajectories/truncated": 0,
         "exchanges/other_roles": 0,
+        "roles/absent": len(absent),
     }
     for group in groups:
         if len(group.members) < 2:
@@ -102,14 +103,17 @@ async def _committed(store: Store, trainer: Trainer, cursor: dict[str, Any]) -> 
         raise
 
 
-def _check_roles(groups: Sequence[ScoredGroup], roles: Sequence[str]) -> None:
+def _absent_roles(groups: Sequence[ScoredGroup], roles: Sequence[str]) -> list[str]:
+    """Those of `roles` that no call has: a role may have made no call by chance, but not all of them."""
     known = {exchange.role for group in groups for trajectory, _ in group.members for exchange in trajectory.exchanges}
-    unknown = [role for role in roles if role not in known]
-    if unknown and known:
+    absent = [role for role in roles if role not in known]
+    if known and roles and len(absent) == len(roles):
         raise DataError(
-            f"no call of these groups has the role {unknown[0]!r}, which is to be trained; their roles are "
-            f"{sorted(known)}, where '' is a call without one: name the role in each call, as metadata={{'role': ...}}"
+            f"no call of these groups has the role {' or '.join(map(repr, absent))}, which is to be trained; their "
+            f"roles are {sorted(known)}, where '' is a call without one: name the role in each call, "
+            "as metadata={'role': ...}"
         )
+    return absent
 
 
 def _check_version(trajectory_id: str, exchanges: Sequence[Exchange], policy_version: int) -> None:

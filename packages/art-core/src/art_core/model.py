@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any
 
 from art_core.capturing import NO_KEY, served_model
-from art_core.claims import attach_exchanges
+from art_core.claims import attach_exchanges, attach_known_exchanges
 from art_core.config import TrainConfig
 from art_core.control import ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
 from art_core.moving import missing_method, refuse_unknown
-from art_core.outcomes import best_step, error_counts, group_metrics, named_metrics, skip_reason
+from art_core.outcomes import best_step, error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
 from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
-from art_core.types import StepReport
+from art_core.types import Exchange, StepReport
 from art_core.values import check_name, json_value
 
 if TYPE_CHECKING:
@@ -34,7 +33,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Model:
-    """A model that is asked and not trained, behind any OpenAI-compatible endpoint."""
+    """A model that is asked and not trained, behind any OpenAI-compatible endpoint.
+
+    `config` is kept for the caller, and has no effect here.
+    """
 
     def __init__(
         self,
@@ -145,6 +147,8 @@ class TrainableModel:
         self.base_model = base_model
         self.config = _plain(config)
         self._registered: _Registered | None = None
+        self._told_of_missing = False
+        self._told_of_shadowed = False
 
     def __getattr__(self, name: str) -> Any:
         raise missing_method("TrainableModel", name)
@@ -272,6 +276,13 @@ class TrainableModel:
             report = await backend.train(self.project, self.name, whole, made)
         else:
             report = StepReport(await self.get_step(), {"groups/total": 0.0, "step/skipped": 1.0})
+        if report.metrics.get("roles/absent"):
+            _logger.warning(
+                "model %s: %d of the roles %s made no call in this step",
+                self.name,
+                report.metrics["roles/absent"],
+                made.roles,
+            )
         if not report.metrics.get("step/skipped"):
             return TrainResult(report.step, report.metrics)
         reason = skip_reason(scored)
@@ -294,18 +305,46 @@ class TrainableModel:
         They belong to `step`: without one, to the newest step that the groups' exchanges were sampled at, however far
         training has gone meanwhile; and where there are none, to the step the model is at.
 
+        Choices are looked up as in `train`, so that what is kept can be trained on. Those of calls that the server does
+        not know are kept without token ids, and counted in the metric `<split>/calls_not_found`.
+
         Means over the groups are logged with them: `<split>/reward`, `<split>/exception_rate`,
-        `<split>/reward_std_dev`, and each metric. Trajectories without a group are kept as one.
+        `<split>/reward_std_dev`, each metric of trajectories, and those of groups as `<split>/group_<name>`.
+        Trajectories without a group are kept as one.
 
         Raises:
             DataError: a metric is not a finite number.
         """
         whole = _whole_groups(groups or (), allow_trajectories=True)
-        named = named_metrics(split, group_metrics(whole), metrics or {})
+        backend = self.backend()
+
+        async def find(ids: Sequence[str]) -> list[Exchange]:
+            return await backend.find_exchanges(self.project, self.name, ids, missing_ok=True)
+
+        num_missing = await attach_known_exchanges(whole, find)
+        if num_missing and not self._told_of_missing:
+            self._told_of_missing = True
+            _logger.warning(
+                "model %s: %d answers of these groups are of calls that the server does not know (another model's, or "
+                "dropped from its log); they are kept without token ids, and nothing can be trained on them later",
+                self.name,
+                num_missing,
+            )
+        counted = {"calls_not_found": float(num_missing)} if num_missing else {}
+        if (shadowed := shadowed_metrics(whole)) and not self._told_of_shadowed:
+            self._told_of_shadowed = True
+            _logger.warning(
+                "model %s: trajectories have metrics named %s, which mean something else in a log; they are kept with "
+                "the trajectories and no mean is logged: give them other names",
+                self.name,
+                shadowed,
+            )
+        means = {name: mean for name, (mean, _) in group_averages(whole).items()}
+        named = named_metrics(split, means, counted, metrics or {})
         if step is None:
             versions = (e.policy_version for group in whole for t in group for e in t.exchanges)
             step = max(versions, default=None)
-        await self.backend().log(self.project, self.name, whole, split=split, step=step, metrics=named)
+        await backend.log(self.project, self.name, whole, split=split, step=step, metrics=named)
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[int]:
         """Delete all checkpoints but the newest and the one with the highest `best_checkpoint_metric`.
@@ -351,42 +390,3 @@ def _plain(config: Mapping[str, Any] | None) -> dict[str, Any]:
         return dict(json_value(config or {}, "config"))
     except DataError as error:
         raise ConfigError(str(error)) from None
-
-
-class TrainMethod(Protocol):
-    """`train` of a backend, which takes a model in place of its project and name as well."""
-
-    @overload
-    async def __call__(
-        self,
-        project: str,
-        name: str,
-        groups: Sequence[TrajectoryGroup],
-        config: TrainConfig,
-        *,
-        on_progress: Callable[[str], None] = ...,
-    ) -> StepReport: ...
-
-    @overload
-    async def __call__(
-        self, project: TrainableModel, name: Iterable[TrajectoryGroup], /, **options: Any
-    ) -> TrainResult: ...
-
-
-class also_takes_a_model:  # noqa: N801  # used as a decorator
-    """Decorates `train` of a backend, so that `backend.train(model, groups, **options)` is `model.train(...)`."""
-
-    def __init__(self, method: Callable[..., Awaitable[StepReport]]) -> None:
-        self._method = method
-        functools.update_wrapper(self, method)  # type: ignore[arg-type]
-
-    def __get__(self, backend: Any, owner: type | None = None) -> TrainMethod:
-        async def train(*args: Any, **kwargs: Any) -> Any:
-            if not args or not isinstance(args[0], TrainableModel):
-                return await self._method(backend, *args, **kwargs)
-            model, *rest = args
-            if model.backend() is not backend:
-                raise ConfigError(f"{model!r} is registered with another backend; call model.train(...) instead")
-            return await model.train(*rest, **kwargs)
-
-        return train

@@ -12,33 +12,47 @@ from art_core.errors import ConfigError
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
 from art_core.values import metric_value
 
+_BUILT_IN = {"reward", "exception_rate", "reward_std_dev"}
 
-def group_metrics(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
-    """Means over the trajectories that did not fail: `reward` and each metric, over those that have it.
 
-    Also `exception_rate`, the share of trajectories that failed; `reward_std_dev`, the mean over groups of the
+def group_averages(groups: Iterable[TrajectoryGroup]) -> dict[str, tuple[float, int]]:
+    """Means over the trajectories that did not fail, and how many had a value: `reward` and each metric.
+
+    Also `exception_rate`, the share of all trajectories that failed; `reward_std_dev`, the mean over groups of the
     standard deviation (of the population) of their rewards; and `group_<metric>`, means of the groups' own metrics.
+    Metrics of trajectories that have one of these names are left out, see `shadowed_metrics`.
     """
+    groups = list(groups)
+    taken = _built_in(groups)
     values: dict[str, list[float]] = {}
-    deviations: list[float] = []
     for group in groups:
-        rewards = []
-        for trajectory in group:
-            values.setdefault("exception_rate", []).append(float(trajectory.error is not None))
-            if trajectory.error is not None:
-                continue
-            if trajectory.reward is not None:
-                rewards.append(trajectory.reward)
-            for name, value in trajectory.metrics.items():
-                values.setdefault(name, []).append(float(value))
-        for name, value in group.metrics.items():
-            values.setdefault(f"group_{name}", []).append(float(value))
-        values.setdefault("reward", []).extend(rewards)
+        kept = [trajectory for trajectory in group if trajectory.error is None]
+        rewards = [trajectory.reward for trajectory in kept if trajectory.reward is not None]
+        failed = [float(trajectory.error is not None) for trajectory in group]
+        for name, numbers in (("reward", rewards), ("exception_rate", failed)):
+            values.setdefault(name, []).extend(numbers)
         if len(rewards) > 1:
             mean = sum(rewards) / len(rewards)
-            deviations.append((sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5)
-    values["reward_std_dev"] = deviations
-    return {name: sum(numbers) / len(numbers) for name, numbers in values.items() if numbers}
+            variance = sum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+            values.setdefault("reward_std_dev", []).append(variance**0.5)
+        for trajectory in kept:
+            for name, value in trajectory.metrics.items():
+                if name not in taken:
+                    values.setdefault(name, []).append(float(value))
+        for name, value in group.metrics.items():
+            values.setdefault(f"group_{name}", []).append(float(value))
+    return {name: (sum(numbers) / len(numbers), len(numbers)) for name, numbers in values.items() if numbers}
+
+
+def shadowed_metrics(groups: Iterable[TrajectoryGroup]) -> list[str]:
+    """Metrics of trajectories that no mean is made of, because `group_averages` means something else by their name."""
+    groups = list(groups)
+    named = {name for group in groups for trajectory in group for name in trajectory.metrics}
+    return sorted(named & _built_in(groups))
+
+
+def _built_in(groups: Iterable[TrajectoryGroup]) -> set[str]:
+    return _BUILT_IN | {f"group_{name}" for group in groups for name in group.metrics}
 
 
 def named_metrics(split: str, *metrics: Mapping[str, float]) -> dict[str, float]:

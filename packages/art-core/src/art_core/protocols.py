@@ -154,11 +154,13 @@ class Backend(Protocol):
         """End the record, and return its exchanges in the order in which they finished."""
         ...
 
-    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]:
-        """Recorded calls by their ids, in the order of `ids`.
+    async def find_exchanges(
+        self, project: str, name: str, ids: Sequence[str], *, missing_ok: bool = False
+    ) -> list[Exchange]:
+        """Recorded calls by their ids, in the order of `ids`; with `missing_ok`, those that there are.
 
         Raises:
-            DataError: an id of no recorded call; the message names it.
+            DataError: an id of no recorded call, without `missing_ok`; the message names it.
         """
         ...
 

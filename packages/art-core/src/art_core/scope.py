@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from art_core.trajectories import Trajectory
 
 
 class ServedModel(NamedTuple):
@@ -32,6 +35,7 @@ class Scope:
 
 
 _current: ContextVar[Scope | None] = ContextVar("art_core_capture", default=None)
+_records: ContextVar[list[Trajectory] | None] = ContextVar("art_core_records", default=None)
 _open: dict[ServedModel, set[Scope]] = {}
 _lock = threading.Lock()
 
@@ -67,6 +71,20 @@ def leave(scope: Scope) -> None:
         others.discard(scope)
         if not others:
             del _open[scope.model]
+
+
+def collect_records() -> list[Trajectory]:
+    """A list that gets the trajectory of every capture that is left in this context from now on, an outer one last."""
+    records: list[Trajectory] = []
+    _records.set(records)
+    return records
+
+
+def keep_record(trajectory: Trajectory) -> None:
+    """Add the trajectory of a capture that is being left to the list of this context, if it has one."""
+    records = _records.get()
+    if records is not None:
+        records.append(trajectory)
 
 
 def address_of_call(model: ServedModel) -> str | None:

@@ -25,9 +25,14 @@ from art_core.types import Checkpoint
 
 _log = logging.getLogger(__name__)
 _STATE = "state.json"
-_CHECKPOINT_NAME = re.compile(r"step-(\d{4,})")
+STEP_NAME = re.compile(r"step-(\d{4,})")
 _BLOCK_BYTES = 1 << 20
 T = TypeVar("T")
+
+
+def step_name(step: int) -> str:
+    """The name of what belongs to `step`, which `STEP_NAME` reads: `step-0003`."""
+    return f"step-{step:04d}"
 
 
 class RunStore:
@@ -99,7 +104,7 @@ class RunStore:
         except (TypeError, ValueError) as error:
             raise DataError(f"the cursor of a checkpoint cannot be written as JSON: {error}") from error
         step = trainer.step_count
-        target = self._path(step)
+        target = self.checkpoint_path(step)
         staging = target.parent / f".tmp-{target.name}"
         with _explained(target, "write the checkpoint"):
             try:
@@ -125,7 +130,7 @@ class RunStore:
 
     def _whole(self) -> Iterator[Checkpoint]:
         """Whole checkpoints, newest first; each is checked when its turn comes, which reads its files."""
-        named = [(_CHECKPOINT_NAME.fullmatch(path.name), path) for path in (self.folder / "checkpoints").iterdir()]
+        named = [(STEP_NAME.fullmatch(path.name), path) for path in (self.folder / "checkpoints").iterdir()]
         for step, path in sorted(((int(name[1]), path) for name, path in named if name), reverse=True):
             fault = _fault(path, step=step)
             if fault:
@@ -153,7 +158,7 @@ class RunStore:
         """Delete all checkpoints but the newest whole one and those whose step is in `keep`."""
         newest = self.latest()
         for path in (self.folder / "checkpoints").iterdir():
-            name = _CHECKPOINT_NAME.fullmatch(path.name)
+            name = STEP_NAME.fullmatch(path.name)
             if name and newest and path != newest.path and int(name[1]) not in keep:
                 with _explained(path, "delete"):
                     shutil.rmtree(path)
@@ -163,12 +168,13 @@ class RunStore:
         path = self.folder / f"{kind}.jsonl"
         if kind not in self._repaired and path.exists():
             with _explained(path, "repair"):
-                _drop_torn_tail(path)
+                drop_torn_tail(path)
         self._repaired.add(kind)
         return path
 
-    def _path(self, step: int) -> Path:
-        return self.folder / "checkpoints" / f"step-{step:04d}"
+    def checkpoint_path(self, step: int) -> Path:
+        """Where the checkpoint of `step` is, or would be."""
+        return self.folder / "checkpoints" / step_name(step)
 
 
 def read_records(
@@ -241,7 +247,7 @@ def _take_lock(folder: Path) -> int | None:
     return descriptor
 
 
-def _drop_torn_tail(log: Path) -> None:
+def drop_torn_tail(log: Path) -> None:
     """Cut a last line without line end: what a killed process was writing."""
     with log.open("rb+") as file:
         size = whole = file.seek(0, os.SEEK_END)

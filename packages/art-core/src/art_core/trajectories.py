@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self, overload
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_serializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, field_serializer
 
 from art_core.choices import data_of, is_answer, message_of
 from art_core.errors import DataError
-from art_core.types import ChatMessage, Exchange, Finite, RolloutError, ToolSpec
+from art_core.types import ChatMessage, Exchange, RolloutError, ToolSpec
 from art_core.values import Metadata, Metrics, json_value, metric_value, readable
 
 Rollout = Awaitable["Trajectory"] | Callable[[], Awaitable["Trajectory"]]
@@ -69,8 +69,9 @@ class Trajectory(History):
     """What one rollout did and how it was judged.
 
     `exchanges` are the recorded calls: fetched when a capture ends, or looked up by the choices when the trajectory is
-    trained on. `reward` stays None until something has scored it; None is not 0. `error` is set when the rollout
-    itself failed for a reason the policy is not responsible for; such a trajectory is counted and never trained.
+    trained on or logged. `reward` stays None until something has scored it; None is not 0; a bool counts as 1 or 0.
+    `error` is set when the rollout itself failed for a reason the policy is not responsible for; such a trajectory is
+    counted and never trained.
 
     `metrics` holds finite numbers and bools, `metadata` JSON values; anything else is refused when it is set.
     """
@@ -79,7 +80,7 @@ class Trajectory(History):
     scenario_id: str = ""
     additional_histories: list[History] = Field(default_factory=list)
     exchanges: list[Exchange] = Field(default_factory=list)
-    reward: Finite | None = None
+    reward: Annotated[float | None, BeforeValidator(lambda value: _reward(value))] = None
     metrics: Annotated[dict[str, Any], AfterValidator(Metrics)] = Field(default_factory=Metrics)
     metadata: Annotated[dict[str, Any], AfterValidator(Metadata)] = Field(default_factory=Metadata)
     logs: list[str] = Field(default_factory=list)
@@ -212,7 +213,7 @@ class TrajectoryGroup:
             return PendingGroup(pending, scenario_id=scenario_id, **kept)
         group = super().__new__(cls)
         group.trajectories = tuple(_member(member, index) for index, member in enumerate(members))
-        group.scenario_id = scenario_id or next((t.scenario_id for t in group.trajectories), "")
+        group.scenario_id = scenario_id or next((t.scenario_id for t in group.trajectories if t.scenario_id), "")
         group.metadata, group.metrics, group.logs = kept["metadata"], kept["metrics"], kept["logs"]
         return group
 
@@ -286,14 +287,14 @@ class TrajectoryGroup:
 
 
 class PendingGroup:
-    """A group whose rollouts have not been run. Awaiting it runs them side by side, failures as data."""
+    """A group whose rollouts have not been run. Awaiting it is `gather_trajectory_groups` with this group alone."""
 
     def __init__(self, rollouts: Sequence[Rollout], *, scenario_id: str = "", **kept: Any) -> None:
         self.rollouts = tuple(rollouts)
         self.scenario_id = scenario_id
         self._kept = kept
 
-    def complete(self, members: Sequence[Trajectory | BaseException]) -> TrajectoryGroup:
+    def complete(self, members: Sequence[Trajectory]) -> TrajectoryGroup:
         """The group of what the rollouts gave, in their order."""
         return TrajectoryGroup(members, scenario_id=self.scenario_id, **self._kept)
 
@@ -301,17 +302,10 @@ class PendingGroup:
         return self._run().__await__()
 
     async def _run(self) -> TrajectoryGroup:
-        try:
-            refuse_what_ran(self.rollouts, set())
-        except DataError:
-            discard(self.rollouts)
-            raise
-        running = [begun(rollout, f"rollout {index} of the group") for index, rollout in enumerate(self.rollouts)]
-        results = await asyncio.gather(*running, return_exceptions=True)
-        for result in results:
-            if isinstance(result, NoRolloutError):
-                raise result
-        return self.complete(results)
+        from art_core.gather import gather_trajectory_groups  # which imports this module
+
+        (group,) = await gather_trajectory_groups([self], pbar_desc=None)
+        return group
 
     def __getattr__(self, name: str) -> Any:
         if name in ("trajectories", "with_rewards", "with_scores", "errors"):
@@ -392,6 +386,15 @@ def _member(member: Any, index: int) -> Trajectory:
     raise DataError(
         f"member {index} of the group is a {type(member).__name__}; wanted a Trajectory, or a rollout that gives one"
     )
+
+
+def _reward(value: Any) -> float | None:
+    try:
+        return None if value is None else float(metric_value(value, "reward"))
+    except DataError:
+        raise ValueError(
+            f"{repr(value)[:100]} is not a finite number; wanted one as reward, or None while nothing has scored it"
+        ) from None
 
 
 def _at(index: int) -> str:

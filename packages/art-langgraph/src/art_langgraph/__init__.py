@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from art_langgraph.chat_model import ArtChatModel
     from art_langgraph.convert import from_wire, to_wire
     from art_langgraph.of_rollout import init_chat_model
+    from art_langgraph.results import Evaluation, TrainingResult
     from art_langgraph.stats import Interval
-    from art_langgraph.training import Evaluation, TrainingResult, train
+    from art_langgraph.training import train
 
 __all__ = [
     "ArtChatModel",
@@ -33,10 +34,10 @@ __all__ = [
 
 _LAZY = {
     "ArtChatModel": "chat_model",
-    "Evaluation": "training",
+    "Evaluation": "results",
     "Interval": "stats",
     "Rollout": "_rollout",
-    "TrainingResult": "training",
+    "TrainingResult": "results",
     "current_trajectory": "_rollout",
     "from_wire": "convert",
     "init_chat_model": "of_rollout",

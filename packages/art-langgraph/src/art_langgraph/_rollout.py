@@ -23,6 +23,7 @@ from typing import Any, overload
 from art_core import TrainableModel, Trajectory, capture
 from art_core.capturing import CapturedTrajectory
 from art_core.errors import ConfigError, DataError
+from art_core.histories import conversations
 from art_core.values import metric_value
 from art_langgraph.others import AnswersSeen, watched_answers
 
@@ -254,26 +255,27 @@ def wrap_rollout(model: TrainableModel, function: Callable[..., Any]) -> Rollout
 
 
 def _merged(given: Trajectory, captured: Trajectory) -> Trajectory:
-    """A trajectory that the function made itself, with what was recorded of it, unless it has a record of its own."""
-    if given.exchanges:
-        ids = {exchange.id for exchange in given.exchanges}
-        if left := sum(exchange.id not in ids for exchange in captured.exchanges):
-            given.metrics["capture/calls_left_out"] = left
-            given.log(f"{left} calls of the rollout are not in the trajectory that it returned, and are not trained on")
-        return given
-    given.exchanges = captured.exchanges
+    """A trajectory that the function made itself, with all that was recorded and noted meanwhile; what it says goes
+    first. One that has calls of its own, such as that of a rollout inside, gets the others as further conversations.
+    """
+    known = {exchange.id for exchange in given.exchanges}
+    more = [exchange for exchange in captured.exchanges if exchange.id not in known]
     if not given.messages_and_choices and not given.additional_histories:
         given.messages_and_choices, given.tools = captured.messages_and_choices, captured.tools
         given.additional_histories, given.role = captured.additional_histories, captured.role
+    elif known and more:
+        given.additional_histories = [*given.additional_histories, *conversations(more)]
+    given.exchanges = sorted([*given.exchanges, *more], key=lambda exchange: exchange.started_at)
+    for name, value in captured.metrics.items():
+        given.metrics.setdefault(name, value)
+    if len(versions := {exchange.policy_version for exchange in given.exchanges}) > 1:
+        given.metrics["capture/policy_versions"] = len(versions)
+    given.metadata = {**captured.metadata, **given.metadata}
+    given.scenario_id = given.scenario_id or captured.scenario_id
+    given.logs += captured.logs
     if given.error is None:
         given.error = captured.error
         given.reward = captured.reward if given.reward is None else given.reward
-    given.scenario_id = given.scenario_id or captured.scenario_id
-    for name, value in captured.metrics.items():
-        given.metrics.setdefault(name, value)
-    for name, value in captured.metadata.items():
-        given.metadata.setdefault(name, value)
-    given.logs += captured.logs
     return given
 
 

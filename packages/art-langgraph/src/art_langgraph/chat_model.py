@@ -34,6 +34,10 @@ TIMEOUT_S = 1200.0
 _KEY_VARIABLE = "ART_API_KEY"
 _OF_TRANSPORT = ("http_client", "http_async_client", "http_socket_options", "openai_proxy")
 _OF_SERVER = ("openai_api_base", "base_url", "openai_api_key", "api_key")
+_OF_OPENAI = (
+    *("openai_organization", "organization", "tiktoken_model_name", "reasoning", "include", "truncation"),
+    *("context_management", "use_previous_response_id"),
+)
 _CLIENTS = ("client", "async_client", "root_client", "root_async_client")
 
 
@@ -232,6 +236,7 @@ class ArtChatModel(ChatOpenAI):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
+        self._check_streamed(kwargs)
         joined = Joined(kwargs.get("response_format"))
         with watched_stream():
             for chunk in joined.ended(map(calls_apart(), super()._stream(messages, stop, None, **kwargs))):
@@ -246,6 +251,7 @@ class ArtChatModel(ChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
+        self._check_streamed(kwargs)
         joined, apart = Joined(kwargs.get("response_format")), calls_apart()
 
         async def told(chunk: ChatGenerationChunk) -> ChatGenerationChunk:
@@ -258,6 +264,13 @@ class ArtChatModel(ChatOpenAI):
                 yield await told(joined.take(apart(chunk)))
             if (last := joined.last()) is not None:
                 yield await told(last)
+
+    def _check_streamed(self, kwargs: Mapping[str, Any]) -> None:
+        n = kwargs.get("n", self.n)
+        if n is not None and n != 1:
+            raise ConfigError(
+                f"n is {n}, but LangChain joins what is streamed into one message; wanted 1, or no stream"
+            )
 
     def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
         data = response.model_dump(warnings=False) if isinstance(response, openai.BaseModel) else response
@@ -290,9 +303,10 @@ class ArtChatModel(ChatOpenAI):
     ) -> int:
         """Tokens of the prompt that a call with `messages` and `tools` has: exact, from the model's server.
 
-        The request is synchronous. Nothing is sampled or recorded.
+        Where an assistant's message is the last, its turn counts as whole. The request is synchronous. Nothing is
+        sampled or recorded.
         """
-        body: dict[str, Any] = {"messages": to_wire(messages)}
+        body: dict[str, Any] = {"messages": to_wire(messages), "continue_final_message": False}
         if tools:
             body["tools"] = [convert_to_openai_tool(tool) for tool in tools]
         return int(self._tokenized(body)["count"]) if messages else 0
@@ -353,7 +367,7 @@ class ArtChatModel(ChatOpenAI):
             name: value for name, value in self._options().items() if name not in ("callbacks", "openai_api_key")
         }
         trainable = self.trainable
-        if trainable is not None and _is_registered(trainable):
+        if trainable is not None and trainable.is_registered:
             del options["trainable"]
             options["openai_api_base"] = trainable.inference_base_url
             options["model_name"] = trainable.get_inference_name()
@@ -368,14 +382,6 @@ def _made_again(kind: type[ArtChatModel], options: dict[str, Any]) -> ArtChatMod
     return kind(**options)
 
 
-def _is_registered(model: TrainableModel) -> bool:
-    try:
-        model.backend()
-    except ConfigError:
-        return False
-    return True
-
-
 def _logprobs(chunk: ChatGenerationChunk) -> Any:
     return (chunk.generation_info or {}).get("logprobs")
 
@@ -386,12 +392,14 @@ def _check_options(options: Mapping[str, Any], *, of_model: bool) -> None:
     for name, value in options.items():
         if name not in known:
             raise ConfigError(f"ArtChatModel has no option {name!r}; what a request says besides goes into extra_body")
-        if value is None:
+        if value is None or value is False:
             continue
         if name in _OF_TRANSPORT:
             raise ConfigError(
                 f"{name} is given, but calls go over connections that lead each to its rollout; leave it out"
             )
+        if name in _OF_OPENAI:
+            raise ConfigError(f"{name} is given, which is for OpenAI's own service or its Responses API; leave it out")
         if of_model and name in _OF_SERVER:
             raise ConfigError(f"{name} is given beside a TrainableModel, which knows its server; leave it out")
     if options.get("use_responses_api") or options.get("output_version") == "responses/v1":

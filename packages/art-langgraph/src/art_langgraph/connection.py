@@ -99,7 +99,8 @@ class AsyncPlaceTransport(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         origin = _address(request, self._place.served(), self._place.api_key())
         with _lock:
-            transport = _async_transports.setdefault(origin, AsyncModelTransport(ServedModel(origin, "", "")))
+            if (transport := _async_transports.get(origin)) is None:
+                transport = _async_transports[origin] = AsyncModelTransport(ServedModel(origin, "", ""))
         return await transport.handle_async_request(request)
 
 
@@ -112,7 +113,8 @@ class PlaceTransport(httpx2.BaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         origin = _address(request, self._place.served(), self._place.api_key())
         with _lock:
-            transport = _transports.setdefault(origin, ModelTransport(ServedModel(origin, "", "")))
+            if (transport := _transports.get(origin)) is None:
+                transport = _transports[origin] = ModelTransport(ServedModel(origin, "", ""))
         return transport.handle_request(request)
 
 

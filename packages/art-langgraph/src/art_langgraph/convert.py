@@ -91,9 +91,16 @@ def from_wire(messages: Iterable[WireMessage]) -> list[BaseMessage]:
 def _to_wire(message: BaseMessage) -> WireMessage:
     if isinstance(message, AIMessage):
         return _answer_to_wire(message)
+    if isinstance(message, ChatMessage) and message.role == "assistant":
+        return _answer_to_wire(AIMessage(message.content, **message.model_dump(include={"additional_kwargs", "name"})))
     wire: WireMessage = {"role": _role(message), "content": _content(message)[0]}
-    if isinstance(message, ToolMessage):
-        wire["tool_call_id"] = message.tool_call_id
+    if wire["role"] == "tool":
+        answered = (
+            message.tool_call_id if isinstance(message, ToolMessage) else message.additional_kwargs.get("tool_call_id")
+        )
+        if answered is None:
+            raise _refused(message, "it does not say which call it answers; use a ToolMessage")
+        wire["tool_call_id"] = answered
     if name := message.name or message.additional_kwargs.get("name"):
         wire["name"] = name
     return wire
@@ -115,7 +122,10 @@ def _answer_to_wire(message: AIMessage) -> WireMessage:
     wire: WireMessage = {"role": "assistant", "content": content}
     calls = [_call(message, call["name"], _arguments(message, call["args"]), call["id"]) for call in message.tool_calls]
     calls += [_call(message, call["name"], call["args"] or "", call["id"]) for call in message.invalid_tool_calls]
-    if not calls and (raw := message.additional_kwargs.get("tool_calls")):
+    raw = message.additional_kwargs.get("tool_calls") or ()
+    if calls and {call.get("id") for call in raw} - {call.get("id") for call in calls}:
+        raise _refused(message, "its additional_kwargs hold calls that are not among its tool_calls; put them there")
+    if raw and not calls:
         calls = [{key: call[key] for key in ("id", "type", "function") if key in call} for call in raw]
     if calls:
         wire["tool_calls"] = calls

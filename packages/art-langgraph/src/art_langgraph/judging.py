@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -63,6 +64,28 @@ async def judge_group(group: TrajectoryGroup, states: Mapping[str, Any], judge: 
         if trajectory.reward is None:
             trajectory.error = RolloutError(kind="Unscored", message="the judge gave this attempt no score")
     return group
+
+
+async def judge_together(
+    tasks: Sequence[tuple[TrajectoryGroup, TrajectoryGroup]], states: Mapping[str, Any], judge: Judging
+) -> tuple[list[list[Trajectory]], list[list[Trajectory]]]:
+    """The attempts of before and of after at each task, with rewards that compare: `judge` is shown both at once.
+
+    What is given stays as it is. A task at which all attempts of one side failed is not judged, and has no rewards.
+    """
+
+    async def judged(index: int, sides: tuple[TrajectoryGroup, TrajectoryGroup]) -> tuple[list[Trajectory], ...]:
+        before, after = ([member.model_copy() for member in side] for side in sides)
+        for member in [*before, *after]:
+            member.reward = None
+        if all(any(member.error is None for member in side) for side in (before, after)):
+            # A judge may favour what it is shown first.
+            shown = [*before, *after] if index % 2 == 0 else [*after, *before]
+            await judge_group(TrajectoryGroup(shown), states, judge)
+        return before, after
+
+    made = await asyncio.gather(*(judged(index, sides) for index, sides in enumerate(tasks)))
+    return [before for before, _ in made], [after for _, after in made]
 
 
 def check_judge(judge: Any) -> None:

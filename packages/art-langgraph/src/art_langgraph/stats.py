@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf, isnan, nan
 
 _RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean, and the bounds between which it lies with 95 % confidence; infinite where fewer than two values are.
-
-    Of no values at all, the mean is nan.
+    """A mean, and the bounds between which it lies with 95 % confidence: infinite where fewer than two values are. The
+    mean of none is nan.
     """
 
     mean: float
@@ -22,6 +21,8 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
+        if isnan(self.mean):
+            return "unknown"
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 

@@ -7,8 +7,8 @@ import functools
 import logging
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,69 +20,20 @@ from art_core import (
     Trajectory,
     TrajectoryGroup,
     gather_trajectory_groups,
-    iterate_dataset,
 )
+from art_core.control import MetricRecord
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.values import is_number
 from art_langgraph._rollout import Rollout
 from art_langgraph.checks import check_numbers, check_takes_a_task, check_tasks
-from art_langgraph.judging import Judging, check_judge, judge_group
-from art_langgraph.stats import Interval, interval
+from art_langgraph.judging import Judging, check_judge, judge_group, judge_together
+from art_langgraph.plan import batches, fingerprint
+from art_langgraph.results import Evaluation, TrainingResult, mean_reward
 
 _logger = logging.getLogger(__name__)
-_DONE = "langgraph/batches_done"
+_ORIGIN = "langgraph/batches_before"
+_PLAN = "langgraph/plan_"
 _BEFORE = "before/"
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How the model of `step` does on the validation tasks. `rewards` has the mean reward of each task, None where all
-    its attempts failed; `interval` is the mean over the tasks.
-    """
-
-    step: int
-    rewards: tuple[float | None, ...]
-
-    @property
-    def interval(self) -> Interval:
-        return interval([reward for reward in self.rewards if reward is not None])
-
-    def gain_over(self, before: Evaluation) -> Interval:
-        """The mean difference of a task's rewards, over the tasks that have both."""
-        pairs = zip(before.rewards, self.rewards, strict=True)
-        return interval([new - old for old, new in pairs if old is not None and new is not None])
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """What `train` did. `rewards` has the mean reward of each batch that was made now; `num_skipped` counts those that
-    taught nothing. `evaluations` are in the order of their steps, the first and the last of the whole training
-    included; there are none without validation tasks.
-    """
-
-    step: int
-    rewards: tuple[float, ...] = ()
-    num_skipped: int = 0
-    evaluations: tuple[Evaluation, ...] = ()
-
-    @property
-    def before(self) -> Evaluation | None:
-        return self.evaluations[0] if self.evaluations else None
-
-    @property
-    def after(self) -> Evaluation | None:
-        return self.evaluations[-1] if self.evaluations else None
-
-    @property
-    def gain(self) -> Interval | None:
-        """Of the last evaluation over the first; None without validation tasks."""
-        return self.evaluations[-1].gain_over(self.evaluations[0]) if self.evaluations else None
-
-    def __str__(self) -> str:
-        if not self.evaluations:
-            return f"step {self.step}"
-        first, last = self.evaluations[0], self.evaluations[-1]
-        return f"step {self.step}: reward {first.interval} before, {last.interval} after, gain {self.gain}"
 
 
 @dataclass
@@ -116,23 +67,26 @@ async def train(
     **options: Any,
 ) -> TrainingResult:
     """Train `model` on `tasks` for `steps` batches, each of `groups_per_step` tasks with `group_size` attempts at each.
+    All tasks come once before one comes again; where there are fewer than `groups_per_step`, each batch has all.
 
     `attempt(task)` runs the graph once; see `rollout`. With a `judge`, it may return the final state of the graph or
     its messages instead of a reward: the judge is shown those, of all attempts at a task, and its scores are the
     rewards. The `validation` tasks are attempted before the first batch, after the last and after every `eval_every`-th
-    one, `eval_samples` times each, and never trained on.
+    one, `eval_samples` times each, and never trained on. A judge compares, so that its scores of two evaluations are on
+    no common scale: for the gain it is asked once more, about the attempts of before and after at a task in one group.
 
     `options` are those of `art_core.TrainConfig`, and go before `config`. `max_concurrent`, `timeout_s`, `max_retries`
-    and `max_exceptions` are those of `gather_trajectory_groups`, `seed` that of `iterate_dataset`. A failed attempt is
-    counted and excluded; a batch all of whose attempts failed ends the training. `show_progress` tells on stderr how
-    far it has come.
+    and `max_exceptions` are those of `gather_trajectory_groups`; `seed` says in which order the tasks come. A failed
+    attempt is counted and excluded; a batch all of whose attempts failed ends the training. `show_progress` tells on
+    stderr how far it has come.
 
     A model that is not registered is served by a `LocalBackend(path)` until this ends. Called again, with the same
-    arguments, it goes on where it was: `steps` counts the batches of earlier calls too. Where every batch was skipped,
-    a warning says so at the end.
+    tasks, `groups_per_step` and `seed`, it goes on where it was: `steps` counts all batches since the first call.
+    Where every batch was skipped, a warning says so at the end.
 
     Raises:
-        ConfigError: an option that does not exist, or an impossible value; nothing was started.
+        ConfigError: an option that does not exist, or an impossible value; nothing was started. Or the model was
+            trained on other tasks, or in another order.
         InfrastructureError, DataError: every attempt of a batch failed.
     """
     made = TrainConfig.made(config, options)
@@ -157,21 +111,29 @@ async def train(
     await gather_trajectory_groups([], pbar_desc=None, **gather)  # refuses impossible values
     async with _served(model, path):
         run = _Run(model, bound, tasks, validation, eval_samples, _Options(group_size, judge, gather, show_progress))
-        await run.find_place(of=steps)
-        if len(validation) and run.before is None:
-            await run.evaluate(is_first=True)
-        epochs = -(-steps * groups_per_step // len(tasks))
-        batches = iterate_dataset(
-            range(len(tasks)), groups_per_step, num_epochs=epochs, initial_step=run.done, seed=seed
-        )
-        for batch in islice(batches, max(0, steps - run.done)):
-            await run.step(batch.items, made, of=steps)
+        size = min(groups_per_step, len(tasks))
+        if size < groups_per_step:
+            run.say(f"each batch has all tasks: there are {size}, and groups_per_step is {groups_per_step}")
+        await run.find_place(steps, tasks=_print_of(tasks), groups_per_step=float(size), seed=fingerprint(seed))
+        if len(validation) and run.before is None and run.is_untrained:
+            await run.evaluate()
+        for items in islice(batches(len(tasks), size, seed), run.done, max(run.done, steps)):
+            await run.step(items, made, of=steps)
             if eval_every is not None and run.done % eval_every == 0 and run.done < steps:
                 await run.evaluate()
         if len(validation) and run.evaluated_after != run.done:
             await run.evaluate()
         run.tell_if_nothing_was_learned()
-        return TrainingResult(await model.get_step(), tuple(run.rewards), run.num_skipped, tuple(run.evaluations))
+        return await run.result()
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """An evaluation with what it was made of, for a judge to look at again."""
+
+    evaluation: Evaluation
+    groups: Sequence[TrajectoryGroup] = ()
+    states: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -182,68 +144,88 @@ class _Run:
     validation: Sequence[Any]
     eval_samples: int
     options: _Options
+    current_step: int = 0
+    first_step: int = 0
     done: int = 0
     rewards: list[float] = field(default_factory=list)
     num_skipped: int = 0
     last_skipped: str = ""
-    evaluations: list[Evaluation] = field(default_factory=list)
+    before: _Tried | None = None
+    evaluated: list[_Tried] = field(default_factory=list)
     evaluated_after: int | None = None
 
     @property
-    def before(self) -> Evaluation | None:
-        return self.evaluations[0] if self.evaluations else None
+    def is_untrained(self) -> bool:
+        """Whether the weights are those of before the first batch."""
+        return self.current_step == self.first_step
 
-    async def find_place(self, *, of: int) -> None:
-        """How many batches earlier calls have made, and how the model did before the first."""
-        step = await self.model.get_step()
+    async def find_place(self, steps: int, **plan: float) -> None:
+        """How many batches earlier calls have made, and how the model did before the first.
+
+        Raises:
+            ConfigError: they had another plan.
+        """
+        self.current_step = self.first_step = await self.model.get_step()
+        num_batches = await self.model.get_num_batches()
         records = await self.model.backend().logged_metrics(self.model.project, self.model.name)
-        places = [(record.step, int(record.metrics[_DONE])) for record in records if _DONE in record.metrics]
-        if not places:
-            await self._mark()
-            return
-        at_step, done = places[-1]
-        self.done = done + max(0, step - at_step)  # a step after the last mark was made, and its mark was not
-        for record in records:
-            found = {name.removeprefix(_BEFORE): value for name, value in record.metrics.items() if _is_before(name)}
-            if found and record.metrics.get(f"{_BEFORE}tasks") == len(self.validation):
-                rewards = tuple(found.get(f"{index:04d}") for index in range(len(self.validation)))
-                self.evaluations = [Evaluation(record.step, rewards)]
-                break
-        left = "" if self.done < of else f"; with steps={of} there is nothing left to do"
-        self._say(f"going on after {self.done} batches, at step {step}{left}")
+        origin = next((record for record in reversed(records) if _ORIGIN in record.metrics), None)
+        if origin is not None:
+            self.first_step = origin.step
+            self.done = num_batches - round(origin.metrics[_ORIGIN])
+        given = {f"{_PLAN}{name}": value for name, value in plan.items()}
+        if origin is None or self.done == 0:
+            await self.model.log(metrics={_ORIGIN: num_batches, **given}, split="train", step=self.current_step)
+        elif others := [name for name in plan if origin.metrics.get(f"{_PLAN}{name}") != given[f"{_PLAN}{name}"]]:
+            raise ConfigError(
+                f"{self.model!r} was trained for {self.done} batches with other {' and '.join(others)} than are given "
+                "now, so that they cannot be gone on with; give the same again (tasks are compared by their fields, or "
+                "by what they print, which must be the same in each process), or give the model another name"
+            )
+        if self.options.judge is None:
+            wanted = _print_of(self.validation)
+            found = (_evaluation(record, len(self.validation)) for record in records if _is_of(record, wanted))
+            self.before = next(map(_Tried, found), None)
+        if self.done:
+            left = "" if self.done < steps else f"; with steps={steps} there is nothing left to do"
+            self.say(f"going on after {self.done} batches, at step {self.current_step}{left}")
 
     async def step(self, items: Sequence[int], config: TrainConfig, *, of: int) -> None:
         """One batch: attempts, their record, a training step."""
         name = f"batch {self.done + 1} of {of}"
-        groups = await self._gather([(f"task-{i}", self.tasks[i]) for i in items], self.options.group_size, name)
+        given = [(f"task-{i}", self.tasks[i]) for i in items]
+        groups, _ = await self._gather(given, self.options.group_size, name)
         await self.model.log(groups, split="train")
         result = await self.model.train(groups, config)
         self.done += 1
         if result.skipped is not None:
             self.num_skipped += 1
             self.last_skipped = result.skipped
-        self.rewards.append(_mean(_rewards(member for group in groups for member in group)) or 0.0)
-        await self._mark(step=result.step)
+        self.current_step = result.step
+        mean = mean_reward([member for group in groups for member in group])
+        assert mean is not None, "a batch in which every attempt failed is refused"
+        self.rewards.append(mean)
         failed = Counter(error.kind for group in groups for error in group.errors)
         notes = [f"skipped: {result.skipped}"] if result.skipped else []
         notes += [f"failed: {', '.join(f'{kind} {count}' for kind, count in failed.items())}"] if failed else []
-        self._say("  ".join([f"{name}: step {result.step}  reward {self.rewards[-1]:.3f}", *notes]))
+        self.say("  ".join([f"{name}: step {result.step}  reward {self.rewards[-1]:.3f}", *notes]))
 
-    async def evaluate(self, *, is_first: bool = False) -> None:
+    async def evaluate(self) -> None:
         """Attempts at the validation tasks, and their record."""
         name = "evaluation"
         given = [(f"validation-{index}", task) for index, task in enumerate(self.validation)]
-        groups = await self._gather(given, self.eval_samples, name)
-        rewards = tuple(_mean(_rewards(group)) for group in groups)
-        evaluation = Evaluation(await self.model.get_step(), rewards)
-        self.evaluations.append(evaluation)
+        groups, states = await self._gather(given, self.eval_samples, name)
+        versions = [exchange.policy_version for group in groups for member in group for exchange in member.exchanges]
+        evaluation = Evaluation.of(max(versions, default=self.current_step), list(map(list, groups)))
+        is_judged = self.options.judge is not None
+        tried = _Tried(evaluation, groups, states) if is_judged else _Tried(evaluation)
+        self.evaluated.append(tried)
         self.evaluated_after = self.done
         metrics: dict[str, float] = {}
-        if is_first:
-            metrics = {f"{_BEFORE}{i:04d}": reward for i, reward in enumerate(rewards) if reward is not None}
-            metrics[f"{_BEFORE}tasks"] = len(rewards)
+        if self.before is None and self.is_untrained:
+            self.before = tried
+            metrics = {} if is_judged else _before_metrics(evaluation, _print_of(self.validation))
         await self.model.log(groups, split="val", metrics=metrics)
-        self._say(f"{name}: step {evaluation.step}  reward {evaluation.interval} on {len(rewards)} tasks")
+        self.say(f"{name}: step {evaluation.step}  reward {evaluation}")
 
     def tell_if_nothing_was_learned(self) -> None:
         """Loudly: it is easily missed among the lines of a long training."""
@@ -256,7 +238,31 @@ class _Run:
                 self.last_skipped,
             )
 
-    async def _gather(self, tasks: list[tuple[str, Any]], group_size: int, name: str) -> list[TrajectoryGroup]:
+    async def result(self) -> TrainingResult:
+        """What was done, and how much better the model is now."""
+        before, after = self.before, self.evaluated[-1] if self.evaluated else None
+        earlier = [before] if before is not None and not any(before is tried for tried in self.evaluated) else []
+        made = TrainingResult(
+            self.current_step,
+            tuple(self.rewards),
+            self.num_skipped,
+            tuple(tried.evaluation for tried in [*earlier, *self.evaluated]),
+            before.evaluation if before is not None else None,
+            after.evaluation if after is not None and after is not before else None,
+        )
+        if self.options.judge is None or before is None or after is None or after is before:
+            return made
+        groups, states = list(zip(before.groups, after.groups, strict=True)), {**before.states, **after.states}
+        first, last = await judge_together(groups, states, self.options.judge)
+        return replace(
+            made,
+            before=Evaluation.of(before.evaluation.step, first),
+            after=Evaluation.of(after.evaluation.step, last),
+        )
+
+    async def _gather(
+        self, tasks: list[tuple[str, Any]], group_size: int, name: str
+    ) -> tuple[list[TrajectoryGroup], dict[str, Any]]:
         judge = self.options.judge
         states: dict[str, Any] = {}
 
@@ -279,12 +285,9 @@ class _Run:
             **self.options.gather,
         )
         _refuse_all_failed(groups, name)
-        return groups
+        return groups, states
 
-    async def _mark(self, step: int | None = None) -> None:
-        await self.model.log(metrics={_DONE: self.done}, split="train", step=step)
-
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if self.options.show:
             print(text, file=sys.stderr, flush=True)  # noqa: T201
 
@@ -311,13 +314,19 @@ def _refuse_all_failed(groups: Sequence[TrajectoryGroup], name: str) -> None:
     raise kind(f"{name}: every attempt failed ({kinds}), so nothing was trained; the first: {errors[0].message}")
 
 
-def _is_before(name: str) -> bool:
-    return name.startswith(_BEFORE) and name != f"{_BEFORE}tasks"
+def _print_of(tasks: Sequence[Any]) -> float:
+    return fingerprint([tasks[index] for index in range(len(tasks))])
 
 
-def _rewards(members: Iterable[Trajectory]) -> list[float]:
-    return [member.reward for member in members if member.reward is not None and member.error is None]
+def _before_metrics(evaluation: Evaluation, tasks: float) -> dict[str, float]:
+    rewards = {f"{_BEFORE}{i:04d}": reward for i, reward in enumerate(evaluation.rewards) if reward is not None}
+    return {**rewards, f"{_BEFORE}tasks": tasks, f"{_BEFORE}num_failed": float(evaluation.num_failed)}
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+def _is_of(record: MetricRecord, tasks: float) -> bool:
+    return record.metrics.get(f"{_BEFORE}tasks") == tasks
+
+
+def _evaluation(record: MetricRecord, num_tasks: int) -> Evaluation:
+    rewards = tuple(record.metrics.get(f"{_BEFORE}{index:04d}") for index in range(num_tasks))
+    return Evaluation(record.step, rewards, round(record.metrics.get(f"{_BEFORE}num_failed", 0.0)))

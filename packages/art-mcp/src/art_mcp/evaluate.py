@@ -7,6 +7,7 @@ from typing import Any
 
 from art_core.errors import ConfigError
 from art_core.storage import RunStore
+from art_core.weights.source import resolve_model
 from art_mcp.arena import Arena, Job
 from art_mcp.progress import Progress
 from art_mcp.report import outcomes
@@ -41,11 +42,12 @@ async def evaluate_run(
     )
     scenarios = read_scenarios(folder / "scenarios.jsonl")
     held_out = [scenario for scenario in scenarios if scenario.split == "held_out"]
+    source = resolve_model(settings.model, progress=progress.line)
     with RunStore(folder) as store:
         checkpoint = store.latest()
         if checkpoint is None:
             progress.line(f"{folder} has no checkpoint yet: this is the untrained model")
-        async with open_toolbox(settings, progress.line) as toolbox, open_model(settings, progress.line) as model:
+        async with open_toolbox(settings, progress.line) as toolbox, open_model(source, settings) as model:
             run_folder.check_identity(store, model.source)
             validate_scenarios(held_out, list(toolbox.tools.values()))
             if checkpoint is not None:

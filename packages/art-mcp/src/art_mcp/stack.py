@@ -14,7 +14,7 @@ from art_core.protocols import Engine
 from art_core.registry import open_engine
 from art_core.render import load_renderer
 from art_core.serve.server import ModelServer
-from art_core.weights.source import ModelSource, resolve_model
+from art_core.weights.source import ModelSource
 from art_mcp.connect import ServerCommand
 from art_mcp.describe import inspect_server
 from art_mcp.inspect import openai_tool
@@ -118,11 +118,10 @@ class ServedModel:
 
 
 @contextlib.asynccontextmanager
-async def open_model(settings: RunSettings, say: Say) -> AsyncIterator[ServedModel]:
-    """Resolve, load and serve the model of `settings`."""
+async def open_model(source: ModelSource, settings: RunSettings) -> AsyncIterator[ServedModel]:
+    """Load and serve the model in `source`, as `settings` say."""
     from openai import AsyncOpenAI
 
-    source = resolve_model(settings.model, progress=say)
     renderer = load_renderer(source.folder)
     engine = open_engine(
         "embedded",

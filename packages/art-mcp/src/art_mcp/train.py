@@ -22,6 +22,7 @@ from art_core.registry import open_trainer
 from art_core.storage import RunStore
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Checkpoint, Objective, TokenSample
+from art_core.weights.source import resolve_model
 from art_mcp.arena import Arena, Job
 from art_mcp.curriculum import choose, observed
 from art_mcp.progress import Progress
@@ -50,12 +51,13 @@ async def train(settings: RunSettings, folder: Path, progress: Progress) -> Repo
     started = time.monotonic()
     run_folder = RunFolder(folder)
     run_folder.refuse_foreign_files()
+    source = resolve_model(settings.model, progress=progress.line)
     with RunStore(folder) as store:
         run_folder.claim(settings)
         async with open_toolbox(settings, progress.line) as toolbox:
             scenarios = await run_folder.scenarios(settings, toolbox, progress)
             async with (
-                open_model(settings, progress.line) as model,
+                open_model(source, settings) as model,
                 _open_run(settings, run_folder, store, toolbox, model, scenarios, progress, started) as run,
             ):
                 return await run.execute()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +14,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, ValidationError
 
 import art_core.errors as errors
+from art_core.backends.training import also_takes_a_model
 from art_core.config import TrainConfig
 from art_core.control import (
     DeleteRequest,
@@ -30,7 +32,6 @@ from art_core.control import (
     TrainRequest,
 )
 from art_core.errors import ArtError, BackendError, ConfigError, DataError
-from art_core.model import also_takes_a_model
 from art_core.threads import in_thread
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import Exchange, StepReport
@@ -98,7 +99,7 @@ class HttpBackend(abc.ABC):
 
     async def register(self, request: RegisterRequest) -> ModelState:
         """See `Backend.register`. Waits as long as loading, or downloading, the weights takes."""
-        return await self._ask("POST", "/api/models", request, ModelState, timeout_s=None)
+        return await self._ask_within(None, "POST", "/api/models", request, ModelState)
 
     async def state(self, project: str, name: str) -> ModelState:
         """See `Backend.state`."""
@@ -114,9 +115,11 @@ class HttpBackend(abc.ABC):
         path = f"/api/trajectories/{quote(trajectory_id, safe='')}/close"
         return (await self._ask("POST", path, None, ExchangeList)).exchanges
 
-    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]:
+    async def find_exchanges(
+        self, project: str, name: str, ids: Sequence[str], *, missing_ok: bool = False
+    ) -> list[Exchange]:
         """See `Backend.find_exchanges`."""
-        body = LookupRequest(ids=list(ids))
+        body = LookupRequest(ids=list(ids), missing_ok=missing_ok)
         return (await self._ask("POST", f"{_model(project, name)}/exchanges", body, ExchangeList)).exchanges
 
     @also_takes_a_model
@@ -130,8 +133,8 @@ class HttpBackend(abc.ABC):
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> StepReport:
         """See `Backend.train`. Takes as long as the step takes; a server that falls silent is given up on."""
-        options = {field: getattr(config, field) for field in TrainOptions.model_fields}
-        body = TrainRequest(groups=[_group(group) for group in groups], options=TrainOptions(**options))
+        options = TrainOptions(**dataclasses.asdict(config))
+        body = TrainRequest(groups=[_group(group) for group in groups], options=options)
         last: TrainEvent | None = None
         phase = ""
         async with self._sent("POST", f"{_model(project, name)}/train", body, timeout_s=_SILENCE_S) as response:
@@ -174,14 +177,17 @@ class HttpBackend(abc.ABC):
     async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
         """See `Backend.delete_checkpoints`."""
         body = DeleteRequest(keep=list(keep))
-        return await self._ask("POST", f"{_model(project, name)}/checkpoints/delete", body, ModelState, timeout_s=None)
+        return await self._ask_within(None, "POST", f"{_model(project, name)}/checkpoints/delete", body, ModelState)
 
-    async def _ask(
-        self, method: str, path: str, body: BaseModel | None, kind: type[_Answer], *, timeout_s: float | None = 0.0
+    async def _ask(self, method: str, path: str, body: BaseModel | None, kind: type[_Answer]) -> _Answer:
+        """One request and its answer, within the backend's `timeout_s`."""
+        return await self._ask_within(self._timeout_s, method, path, body, kind)
+
+    async def _ask_within(
+        self, timeout_s: float | None, method: str, path: str, body: BaseModel | None, kind: type[_Answer]
     ) -> _Answer:
-        """One request and its answer. `timeout_s` 0 means the backend's own, None no limit."""
-        limit = self._timeout_s if timeout_s == 0.0 else timeout_s
-        async with self._sent(method, path, body, timeout_s=limit) as response:
+        """One request and its answer. `timeout_s` None means no limit."""
+        async with self._sent(method, path, body, timeout_s=timeout_s) as response:
             await response.aread()
         if response.status_code != 200:
             raise _error_of(response.status_code, response.text)

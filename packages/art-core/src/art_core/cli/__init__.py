@@ -19,7 +19,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command(epilog=serve.EPILOG, short_help="Serve models to any OpenAI client, and train them.")(serve.serve)
+app.command(
+    epilog=serve.EPILOG,
+    short_help="Serve models to any OpenAI client, and train them.",
+    context_settings={"allow_extra_args": True},  # to say how a model is given
+)(serve.serve)
 app.add_typer(runs.app)
 app.command(epilog=export.EPILOG, short_help="Write the trajectories of a run to one file.")(export.export)
 

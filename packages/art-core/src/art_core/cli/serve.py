@@ -27,6 +27,7 @@ _DEFAULT_PROJECT = "default"
 
 
 def serve(
+    context: typer.Context,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,6 +64,9 @@ def serve(
     A model is called PROJECT/NAME in requests, which always means its newest weights; PROJECT/NAME@STEP pins a step.
     Runs are kept in PATH and go on where they were.
     """
+    if context.args:
+        given = context.args[0]
+        raise ConfigError(f"{given!r} belongs to no option; a model is served with --model {given}")
     if end_with_stdin:
         _end_with_parent()
     requests = [_request(text) for text in model or ()]

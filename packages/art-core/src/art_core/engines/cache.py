@@ -29,9 +29,17 @@ def common_length(a: Tokens, b: Tokens) -> int:
 
 
 class SlotStore:
-    """Keys and values that one request each appends to: per layer (slots, H, capacity, D), grown when needed."""
+    """Keys and values that one request each appends to: per layer (slots, H, capacity, D), grown when needed.
 
-    def __init__(self, *, num_layers: int, num_heads: int, head_dim: int, device: torch.device) -> None:
+    It grows by more than is needed, so that it grows seldom, but not for that beyond `max_slots` and `max_length`,
+    rounded up to a multiple of `PIECE`.
+    """
+
+    def __init__(
+        self, *, num_layers: int, num_heads: int, head_dim: int, max_slots: int, max_length: int, device: torch.device
+    ) -> None:
+        self._max_slots = max_slots
+        self._max_capacity = round_up(max_length, PIECE)
         self.num_layers = num_layers
         self._shape = (num_heads, head_dim)
         self._device = device
@@ -50,8 +58,11 @@ class SlotStore:
         slots, _, capacity, _ = self.keys[0].shape
         if num_slots <= slots and length <= capacity:
             return
-        new_slots = slots if num_slots <= slots else max(num_slots, min(2 * slots, num_slots + 8))
-        new_capacity = capacity if length <= capacity else round_up(max(length, capacity + capacity // 2), PIECE)
+        new_slots, new_capacity = slots, capacity
+        if num_slots > slots:
+            new_slots = max(num_slots, min(2 * slots, num_slots + 8, self._max_slots))
+        if length > capacity:
+            new_capacity = round_up(max(length, min(capacity + capacity // 2, self._max_capacity)), PIECE)
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 # Zeros, since a hidden position is multiplied by a weight of 0 and must therefore be finite.

@@ -27,7 +27,8 @@ class EmbeddedEngineConfig:
     dtype: "auto" | "float32" | "bfloat16": type of weights and activations; attention is float32 always.
     max_concurrency: requests computed side by side; more wait their turn.
     max_context_tokens: longest prompt plus completion. None: the model's own limit, at most 8192. Keys and values take
-        at most `max_concurrency` times this, allocated as requests grow (SmolLM2-135M: 45 KiB a token).
+        at most `max_concurrency` times this, rounded up to 128, allocated as requests grow
+        (SmolLM2-135M: 45 KiB a token).
     prefix_cache_bytes: memory for keys and values of finished requests and prompts; 0 switches the cache off.
     num_threads: torch's intra-op threads. None leaves torch's choice. The number holds for the whole process.
     """

@@ -1,4 +1,4 @@
-"""Grammars: which tokens may come next in a completion. The one module that knows `llguidance`."""
+"""Grammars: which tokens may come next in a completion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from art_core.errors import ConfigError, DataError, MissingExtraError
+from art_core.errors import ConfigError, DataError
+from art_core.guidance import llguidance
 from art_core.render.tokenizer import TextTokenizer
 
 _MAX_COMPILED = 64
@@ -106,9 +107,9 @@ class Grammars:
 
     def _compile(self, grammar: str) -> Any:
         tokenizer, _ = self._load_tokenizer()
-        llguidance = _llguidance()
-        limits = llguidance.LLParserLimits(verbose_errors=False)
-        state = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        library = llguidance()
+        limits = library.LLParserLimits(verbose_errors=False)
+        state = library.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if not state.is_error():
             state.compute_bitmask()  # what the first mask needs is computed once for all copies
         if state.is_error():
@@ -121,11 +122,10 @@ class Grammars:
     def _load_tokenizer(self) -> tuple[Any, int]:
         """llguidance's tokenizer, and the id by which it says that the grammar may end."""
         if self._tokenizer is None:
-            llguidance = _llguidance()
             text = TextTokenizer.from_file(self._model_folder / "tokenizer.json")
             definition, end_id = text.extended_definition(_END)
             try:
-                self._tokenizer = llguidance.LLTokenizer(definition, eos_token=end_id), end_id
+                self._tokenizer = llguidance().LLTokenizer(definition, eos_token=end_id), end_id
             except ValueError as error:
                 raise ConfigError(
                     f"grammars do not work with the tokenizer in {self._model_folder}: {error}; wanted one that works "
@@ -140,13 +140,3 @@ def _brief(message: str) -> str:
         return "nothing can follow it, as when a schema refers to itself and to nothing else"
     message = re.split(r"\n\s*\d+ \| |\n?<state>", message, maxsplit=1)[0]
     return " ".join(message.split())
-
-
-def _llguidance() -> Any:
-    try:
-        import llguidance
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "grammars need 'llguidance', which is not installed; run: pip install 'art-core[train]'"
-        ) from error
-    return llguidance

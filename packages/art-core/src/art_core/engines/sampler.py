@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from art_core.errors import ArtError
+from art_core.errors import NonFiniteLogitsError
 from art_core.types import Sampling
 
 _MASK = (1 << 64) - 1
@@ -23,10 +23,6 @@ _SMALLEST_TEMPERATURE = 1e-30  # below, the division would leave the range of fl
 _SMALLEST_LIKELIHOOD = 1e-30  # below, float32 loses digits, and then everything
 UNLIKELY = -9999.0
 """Least logprob that is given out, also for a token that top-k or top-p remove: finite, so that JSON can carry it."""
-
-
-class NonFiniteLogitsError(ArtError, ArithmeticError):
-    """The model computed NaN or infinite logits, so there is no distribution to draw from."""
 
 
 def _mix(value: int) -> int:

@@ -50,14 +50,16 @@ class ServedModel:
         self._linears = {name: module for name, module in self.model.named_modules() if isinstance(module, nn.Linear)}
         self._base: dict[str, Tensor] = {}  # weights as loaded, of the layers that an adapter has changed
 
-    def new_store(self) -> SlotStore:
-        """Empty key/value storage of this model's shape."""
+    def new_store(self, max_slots: int) -> SlotStore:
+        """Empty key/value storage of this model's shape, for `max_slots` requests of its context."""
         config = self._config
         heads = config.num_attention_heads
         return SlotStore(
             num_layers=config.num_hidden_layers,
             num_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            max_slots=max_slots,
+            max_length=self.facts.max_context_tokens,
             device=self.device,
         )
 

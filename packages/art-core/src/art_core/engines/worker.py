@@ -155,7 +155,7 @@ class Worker:
         served = ServedModel(config.model_folder, dtype=config.dtype, max_context_tokens=config.max_context_tokens)
         batcher = Batcher(
             served.model,
-            served.new_store(),
+            served.new_store(config.max_concurrency),
             PrefixCache(config.prefix_cache_bytes),
             device=served.device,
             max_running=config.max_concurrency,
@@ -165,7 +165,7 @@ class Worker:
             use_plain_products(served.model)  # on this machine the two orders of factors round differently
         self.batch_invariant = (
             linear_rows_agree(served.model)
-            and attention_rows_agree(served.new_store(), served.facts.num_query_heads)
+            and attention_rows_agree(served.new_store(3), served.facts.num_query_heads)
             and requests_agree(batcher, served.facts.vocab_size)
         )
         if not self.batch_invariant:

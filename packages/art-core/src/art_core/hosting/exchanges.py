@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from art_core.errors import DataError, StorageError
+from art_core.storage import drop_torn_tail
 from art_core.types import Exchange
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class ExchangeLog:
             self.folder.mkdir(parents=True, exist_ok=True)
             segments = _segments(self.folder)
             if segments:
-                _drop_torn_tail(_path(self.folder, segments[-1]))
+                drop_torn_tail(_path(self.folder, segments[-1]))
             for line in _lines(self.folder):
                 self._take(line)
             self._segment = segments[-1] if segments else 1
@@ -90,17 +91,17 @@ class ExchangeLog:
         """`trajectory_id` is open no more; its calls can still be found."""
         self._take(_Line("closed", trajectory_id, trajectory_id, self._append(json.dumps({"closed": trajectory_id}))))
 
-    def find(self, ids: Sequence[str]) -> list[Exchange]:
+    def find(self, ids: Sequence[str], *, missing_ok: bool = False) -> list[Exchange]:
         """The recorded calls of `ids`, in their order. May be called from another thread than `record`.
 
         Raises:
-            DataError: an id of no recorded call.
+            DataError: an id of no recorded call, which with `missing_ok` is left out.
         """
         places = [self._index.get(id) for id in ids]
         missing = [id for id, place in zip(ids, places, strict=True) if place is None]
         found = [self._read(place) for place in places if place is not None]
         missing += [id for id, exchange in zip(ids, found, strict=False) if not missing and exchange is None]
-        if missing:
+        if missing and not missing_ok:
             shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
             raise DataError(
                 f"{len(missing)} of {len(ids)} exchange ids are of no recorded call ({shown}); use the ids of this "
@@ -224,12 +225,3 @@ def _parsed(text: str, place: _Place) -> _Line:
     if kind not in ("opened", "closed"):
         raise ValueError(f"unknown record {kind!r}")
     return _Line(kind, id, id, place)
-
-
-def _drop_torn_tail(path: Path) -> None:
-    """Cut a last line without line end: what a killed process was writing."""
-    with path.open("rb+") as file:
-        data = file.read()
-        if data and not data.endswith(b"\n"):
-            _log.warning("%s: dropping an unfinished record at its end", path)
-            file.truncate(data.rfind(b"\n") + 1)

@@ -20,10 +20,11 @@ from art_core.hosting.exchanges import open_trajectory_ids
 from art_core.hosting.model import HostedBy, HostedModel, open_model
 from art_core.hosting.options import HostOptions
 from art_core.hosting.pinned import PinnedEngines
-from art_core.hosting.record import ModelRecord, known_models
+from art_core.hosting.record import ModelRecord
 from art_core.hosting.watch import AtStep
 from art_core.registry import check_adapters
 from art_core.runs import Run
+from art_core.runs.reader import run_folders
 from art_core.serve.metrics import ServerMetrics
 from art_core.serve.served import Served
 from art_core.serve.session import Sessions
@@ -95,7 +96,7 @@ class ModelHost:
             raise ConfigError(
                 f"path {self.folder} cannot be used: {error.strerror or error}; give another folder"
             ) from error
-        for name, folder in known_models(self.folder).items():
+        for name, folder in run_folders(self.folder).items():
             try:
                 ids = await asyncio.to_thread(open_trajectory_ids, folder)
             except (OSError, ArtError) as error:
@@ -284,10 +285,12 @@ class ModelHost:
             _log.warning("that trajectory %r was closed could not be noted: %s", trajectory_id, error)
         return exchanges
 
-    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]:
+    async def find_exchanges(
+        self, project: str, name: str, ids: Sequence[str], *, missing_ok: bool = False
+    ) -> list[Exchange]:
         """See `Backend.find_exchanges`."""
         model = await self._model(project, name)
-        return await asyncio.to_thread(model.log.find, ids)
+        return await asyncio.to_thread(model.log.find, ids, missing_ok=missing_ok)
 
     async def recover(self, trajectory_id: str) -> None:
         """Where `trajectory_id` was open when an earlier process ended, open its model, which opens it again."""
@@ -314,7 +317,7 @@ class ModelHost:
             return await asyncio.shield(self._opening[full])
         if full in self._models:
             return self._models[full]
-        folder = known_models(self.folder).get(full)
+        folder = run_folders(self.folder).get(full)
         record = None if folder is None else ModelRecord.read(folder)
         if record is None:
             raise ModelNotFoundError(

@@ -227,7 +227,7 @@ class HostedModel:
             cursor={"counters": counters},
         )
         if report.step > self.step:
-            self._checkpoints[report.step] = Checkpoint(report.step, self._checkpoint_path(report.step))
+            self._checkpoints[report.step] = Checkpoint(report.step, self.store.checkpoint_path(report.step))
         metrics = {**counters, **report.metrics, "time/step_s": time.monotonic() - started}
         report = StepReport(report.step, metrics)
         self.run.log_step(report)
@@ -300,9 +300,6 @@ class HostedModel:
 
     def _remedy(self) -> str:
         return f"register {self.name!r} again to go on from step {self.step}"
-
-    def _checkpoint_path(self, step: int) -> Path:
-        return self.store.folder / "checkpoints" / f"step-{step:04d}"
 
 
 async def open_model(

@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from art_core.errors import ConfigError, StorageError
 from art_core.hosting.options import ModelOptions
-
-_FILE = "model.json"
+from art_core.runs.reader import MODEL_FILE
 
 
 class ModelRecord(BaseModel):
@@ -64,7 +63,7 @@ class ModelRecord(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Write it whole or not at all."""
-        path = folder / _FILE
+        path = folder / MODEL_FILE
         staging = path.with_suffix(".tmp")
         try:
             staging.write_text(json.dumps(self.model_dump(mode="json"), indent=2) + "\n")
@@ -79,7 +78,7 @@ class ModelRecord(BaseModel):
         Raises:
             StorageError: the file is there and is not one, or it is that of another folder.
         """
-        path = folder / _FILE
+        path = folder / MODEL_FILE
         if not path.exists():
             return None
         try:
@@ -94,9 +93,3 @@ class ModelRecord(BaseModel):
                 "copied or renamed. Write the folder's project and name into the file, or move the folder back"
             )
         return record
-
-
-def known_models(path: Path) -> dict[str, Path]:
-    """Folders of the models that runs below `path` have left, by inference name."""
-    folders = [file.parent for file in sorted(path.glob(f"*/*/{_FILE}"))]
-    return {f"{folder.parent.name}/{folder.name}": folder for folder in folders}

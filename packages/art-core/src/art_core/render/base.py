@@ -66,11 +66,6 @@ class ChatRenderer(Protocol):
     """`renderers.Renderer` for messages in the OpenAI wire shape, with a streaming parser."""
 
     @property
-    def is_prefix_stable(self) -> bool:
-        """Whether rendering a longer conversation leaves the ids of the shorter one unchanged."""
-        ...
-
-    @property
     def supports_tools(self) -> bool:
         """Whether tools can be shown to the model and its calls be read."""
         ...

@@ -64,7 +64,6 @@ class ChatMLHermesRenderer:
         DataError: the tokenizer lacks the special tokens.
     """
 
-    is_prefix_stable = True
     supports_tools = True
 
     def __init__(self, tokenizer: TextTokenizer, *, default_system: str | None = None) -> None:

@@ -78,10 +78,6 @@ class LibraryRenderer:
         )
         return cls(create_renderer(tokenizer, config), tokenizer, supports_tools=tool_parser is not None)
 
-    @property
-    def is_prefix_stable(self) -> bool:
-        return bool(self._renderer.is_prefix_stable)
-
     def render(
         self,
         messages: Sequence[ChatMessage],

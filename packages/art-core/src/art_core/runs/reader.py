@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,19 +11,13 @@ from typing import Any, TypeVar
 
 from art_core.errors import DataError, StorageError
 from art_core.runs.records import LogLine, StepSummary, StoredTrajectory, Tally, in_groups, step_report
-from art_core.storage import read_records
+from art_core.storage import STEP_NAME, read_records
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Exchange, StepReport
 
 DEFAULT_PATH = Path(".art")
 MODEL_FILE = "model.json"
-_STEP = re.compile(r"step-(\d{4,})")
 T = TypeVar("T")
-
-
-def step_file(step: int) -> str:
-    """The name, without suffix, of what belongs to `step`."""
-    return f"step-{step:04d}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ class Run:
     @property
     def checkpoint_steps(self) -> list[int]:
         """Steps whose checkpoint is there. It is not checked for damage, unlike in `RunStore.checkpoints`."""
-        named = [_STEP.fullmatch(path.name) for path in _listed(self.folder / "checkpoints")]
+        named = [STEP_NAME.fullmatch(path.name) for path in _listed(self.folder / "checkpoints")]
         return sorted(int(name[1]) for name in named if name)
 
     def trajectories(self, split: str | None = None, step: int | None = None) -> Iterator[Trajectory]:
@@ -207,7 +200,7 @@ class Run:
             (folder.name, int(name[1]), path)
             for folder in _listed(self.folder / "trajectories")
             for path in _listed(folder)
-            if path.suffix == ".jsonl" and (name := _STEP.fullmatch(path.stem))
+            if path.suffix == ".jsonl" and (name := STEP_NAME.fullmatch(path.stem))
         )
 
     def _chosen(self, split: str | None, step: int | None) -> list[tuple[str, int, Path]]:
@@ -228,7 +221,7 @@ def runs(path: Path) -> list[RunSummary]:
         DataError: `path` is no folder.
     """
     summaries = []
-    for folder in run_folders(path):
+    for folder in _run_folders_of(path).values():
         try:
             summaries.append(Run(folder).summary())
         except (DataError, StorageError) as error:
@@ -242,7 +235,7 @@ def run(path: Path, name: str) -> Run:
     Raises:
         DataError: there is none, or more than one; the message lists the candidates.
     """
-    there = {f"{folder.parent.name}/{folder.name}": folder for folder in run_folders(path)}
+    there = _run_folders_of(path)
     wanted = name.strip("/")
     fitting = [full for full in there if wanted in (full, full.split("/")[1])]
     if len(fitting) == 1:
@@ -255,15 +248,10 @@ def run(path: Path, name: str) -> Run:
     raise DataError(f"no run {name!r} in {path}; there are: {_names(list(there))}. Another folder is given with --path")
 
 
-def run_folders(path: Path) -> list[Path]:
-    """The run folders below `path`, sorted.
-
-    Raises:
-        DataError: `path` is no folder.
-    """
-    if not path.is_dir():
-        raise DataError(f"{path} is no folder; give --path the folder that `art serve` or the backend writes to")
-    return sorted(file.parent for file in path.glob(f"*/*/{MODEL_FILE}"))
+def run_folders(path: Path) -> dict[str, Path]:
+    """The run folders below `path`, sorted, by the inference names of their models; none where there is no `path`."""
+    folders = [file.parent for file in sorted(path.glob(f"*/*/{MODEL_FILE}"))]
+    return {f"{folder.parent.name}/{folder.name}": folder for folder in folders}
 
 
 def foreign_kind(folder: Path) -> str:
@@ -275,6 +263,12 @@ def foreign_kind(folder: Path) -> str:
     if (folder / "state.json").is_file():
         return "a checkpoint"
     return ""
+
+
+def _run_folders_of(path: Path) -> dict[str, Path]:
+    if not path.is_dir():
+        raise DataError(f"{path} is no folder; give --path the folder that `art serve` or the backend writes to")
+    return run_folders(path)
 
 
 def _records(path: Path, parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from art_core.advantage import has_signal
 from art_core.errors import DataError
+from art_core.outcomes import group_averages
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Finite, StepReport
 from art_core.values import json_value
@@ -127,18 +127,15 @@ class Counts:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts, and of each number that trajectories carry (`reward`, and metrics by name) the mean and how many had it.
-
-    Trajectories with an error take no part in the averages.
-    """
+    """Counts, and averages as `group_averages` gives them: the mean, and how many had a value."""
 
     counts: Counts = field(default_factory=Counts)
     averages: Mapping[str, tuple[float, int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, groups: Iterable[TrajectoryGroup]) -> Self:
+        groups = list(groups)
         counts = Counts()
-        values: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
         for group in groups:
             scored = [t.reward for t in group if t.error is None and t.reward is not None]
             calls = [exchange for trajectory in group for exchange in trajectory.exchanges]
@@ -154,16 +151,7 @@ class Tally:
                 prompt_tokens=sum(len(call.prompt_ids) for call in calls),
                 completion_tokens=sum(len(call.completion_ids) for call in calls),
             )
-            for trajectory in group:
-                if trajectory.error is None:
-                    named = {} if trajectory.reward is None else {"reward": trajectory.reward}
-                    for name, value in {**trajectory.metrics, **named}.items():
-                        values[name][0] += value
-                        values[name][1] += 1
-            for name, value in group.metrics.items():
-                values[f"group/{name}"][0] += value
-                values[f"group/{name}"][1] += 1
-        return cls(counts, {name: (total / number, int(number)) for name, (total, number) in values.items()})
+        return cls(counts, group_averages(groups))
 
     def __add__(self, other: Tally) -> Tally:
         averages = dict(self.averages)
@@ -235,8 +223,8 @@ def step_report(record: dict[str, Any]) -> StepReport:
 class StepSummary:
     """What was logged for one split at one step.
 
-    `metrics` are the averages over its trajectories (`reward`, and metrics by their names; those of groups as
-    `group/<name>`), and those that were given to `log_groups`, which come first where a name is the same.
+    `metrics` are the averages over its groups, see `art_core.outcomes.group_averages`, and those that were given to
+    `log_groups`, which come first where a name is the same.
     """
 
     split: str

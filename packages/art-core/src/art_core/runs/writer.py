@@ -6,57 +6,23 @@ import json
 import math
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Self, SupportsFloat
+from typing import Any, SupportsFloat
 
 from art_core.errors import ConfigError, DataError, StorageError
-from art_core.runs.reader import MODEL_FILE, Run, step_file
+from art_core.runs.reader import Run
 from art_core.runs.records import GroupInfo, LogLine, StoredTrajectory, Tally
-from art_core.storage import RunStore
+from art_core.storage import RunStore, step_name
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import StepReport
 from art_core.values import check_name
 
 
 class ModelRun(Run):
-    """A run folder that this process writes. `store` holds its lock, its checkpoints and any other log."""
+    """The run folder of `store`, which holds its lock and its checkpoints, and is the caller's to close."""
 
     def __init__(self, store: RunStore) -> None:
         super().__init__(store.folder)
         self.store = store
-
-    @classmethod
-    def open(cls, path: Path, project: str, name: str, *, identity: Mapping[str, Any] | None = None) -> Self:
-        """The run folder of a model below `path`, made if there is none, and locked.
-
-        `identity` (`base_model`, and whatever else must not change between two starts; plain JSON values) is noted in
-        `model.json` of a new run.
-
-        Raises:
-            ConfigError: a name that cannot be a folder's, or the run was begun with another identity.
-            RunLockedError: another process is writing it.
-            StorageError: the folder cannot be made or read.
-        """
-        check_name("project", project)
-        check_name("model name", name)
-        store = RunStore(path / project / name)
-        try:
-            run = cls(store)
-            run._identify({"project": project, "name": name, **(identity or {})})
-        except BaseException:
-            store.close()
-            raise
-        return run
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Release the lock. May be called twice."""
-        self.store.close()
 
     def log_groups(
         self,
@@ -79,7 +45,7 @@ class ModelRun(Run):
         if step < 0:
             raise ConfigError(f"step is {step}; wanted 0 or more")
         given = _finite(metrics or {}, split)
-        kind = f"trajectories/{split}/{step_file(step)}"
+        kind = f"trajectories/{split}/{step_name(step)}"
         folder = self.folder / "trajectories" / split
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,27 +77,6 @@ class ModelRun(Run):
             DataError: a metric is not finite; nothing was written.
         """
         self.store.append("steps", {"step": report.step, "metrics": _finite(report.metrics, f"step {report.step}")})
-
-    def _identify(self, identity: dict[str, Any]) -> None:
-        path = self.folder / MODEL_FILE
-        if path.exists():
-            noted = self.identity
-            changed = [name for name, value in identity.items() if noted.get(name) != value]
-            if changed:
-                name = changed[0]
-                raise ConfigError(
-                    f"{self.folder} is the run of a model whose {name} is {noted.get(name)!r}, not {identity[name]!r}; "
-                    "give the new model another name"
-                )
-            return
-        staging = path.with_name(f".{MODEL_FILE}.tmp")
-        try:
-            staging.write_text(json.dumps(identity, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            staging.replace(path)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"the identity of a run holds what JSON cannot: {error}") from error
-        except OSError as error:
-            raise StorageError(f"could not write {path}: {error.strerror or error}") from error
 
 
 def _records(split: str, step: int, group: TrajectoryGroup, refused: list[str]) -> Sequence[tuple[Any, dict[str, Any]]]:

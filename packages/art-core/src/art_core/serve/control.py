@@ -39,7 +39,7 @@ from art_core.errors import (
     WeightSyncError,
 )
 from art_core.serve.metrics import CONTENT_TYPE
-from art_core.serve.reply import error_response, told
+from art_core.serve.reply import error_response, hung_up, told
 from art_core.serve.wire import ApiError
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import Exchange, StepReport
@@ -70,7 +70,9 @@ class Control(Protocol):
 
     async def close_trajectory(self, trajectory_id: str) -> list[Exchange]: ...
 
-    async def find_exchanges(self, project: str, name: str, ids: Sequence[str]) -> list[Exchange]: ...
+    async def find_exchanges(
+        self, project: str, name: str, ids: Sequence[str], *, missing_ok: bool = False
+    ) -> list[Exchange]: ...
 
     async def train(
         self,
@@ -125,7 +127,8 @@ def add_control(app: FastAPI, control: Control, *, closing: asyncio.Event, progr
 
     async def find_exchanges(request: Request) -> Response:
         body = await _body(request, LookupRequest)
-        return await _exchanges(await control.find_exchanges(*_model(request), body.ids))
+        found = await control.find_exchanges(*_model(request), body.ids, missing_ok=body.missing_ok)
+        return await _exchanges(found)
 
     async def train(request: Request) -> Response:
         project, name = _model(request)
@@ -194,7 +197,7 @@ class TrainReply(Response):
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._work(self._phases.put_nowait))
-        gone = asyncio.create_task(_hung_up(receive))
+        gone = asyncio.create_task(hung_up(receive))
         closing = asyncio.create_task(self._closing.wait())
         try:
             headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-cache")]
@@ -244,11 +247,6 @@ def _outcome(work: asyncio.Future[StepReport]) -> TrainEvent:
     return TrainEvent(event="result", step=report.step, metrics=report.metrics)
 
 
-async def _hung_up(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def _add(app: FastAPI, method: str, path: str, handler: Callable[[Request], Awaitable[Response]]) -> None:
     @functools.wraps(handler)
     async def guarded(request: Request) -> Response:
@@ -268,6 +266,13 @@ def _model(request: Request) -> tuple[str, str]:
 
 async def _body(request: Request, kind: type[_Body]) -> _Body:
     data = await request.body()
+    media_type = request.headers.get("content-type", "")
+    if media_type.partition(";")[0].strip().lower() != "application/json":  # which no web page can send unasked
+        raise ApiError(
+            415,
+            f"the content type is {media_type!r}; send the body with 'content-type: application/json'",
+            code="unsupported_media_type",
+        )
     try:
         return await asyncio.to_thread(kind.model_validate_json, data)
     except ValidationError as error:

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import ipaddress
 import time
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -48,8 +49,11 @@ def _is_loopback(address: str) -> bool:
 class Guard:
     """An app that lets through to `app` what may pass; everything else is answered with an OpenAI error.
 
-    With an `api_key`, all but `/healthz` needs it as bearer token. A body that is larger than its route takes (at most
-    `max_body_bytes`, which is for trajectories) is refused as soon as that is known; so is one that comes too slowly.
+    With an `api_key`, all but `/healthz` needs it as bearer token. Without one, a request is refused whose `Host` or
+    `Origin` is not this machine: a web page that a browser here has open may have sent it. A body that is larger than
+    its route takes (at most `max_body_bytes`, which is for trajectories) is refused as soon as that is known; so is one
+    that comes too slowly.
+
     From `draining` on, new requests are told to come again later. `idle` is set while no request is in flight.
     """
 
@@ -94,6 +98,13 @@ class Guard:
             if not hmac.compare_digest(given, self._authorization):
                 what = "the API key is not this server's" if given else "no API key was given"
                 return ApiError(401, f"{what}; send it as 'Authorization: Bearer <key>'", code="invalid_api_key")
+        if self._authorization is None and (foreign := _foreign(headers)):
+            return ApiError(
+                403,
+                f"the {foreign} of this request is not this machine, so a web page may have sent it; a server without "
+                "a key answers local programs only: start it with --api-key and send the key, or call http://127.0.0.1",
+                code="foreign_request",
+            )
         if self.draining and path != _FREE:
             return ApiError(
                 503, "the server is shutting down; send the call again when it is back", code="shutting_down",
@@ -126,6 +137,22 @@ class Guard:
             return message
 
         return bounded
+
+
+def _foreign(headers: dict[bytes, bytes]) -> str:
+    """Which header shows that a browser was led here by another site (`Host`) or sends for one (`Origin`); else ''."""
+    for header, prefix in ((b"host", "//"), (b"origin", "")):
+        given = headers.get(header)
+        if given is None:
+            continue
+        text = given.decode("latin-1")
+        try:
+            host = urlsplit(prefix + text).hostname
+        except ValueError:
+            host = None
+        if host is None or not _is_loopback(host):
+            return f"{header.decode().title()} {text[:100]!r}"
+    return ""
 
 
 def _too_large(most_bytes: int) -> ApiError:

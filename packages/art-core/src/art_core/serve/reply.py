@@ -73,7 +73,7 @@ class Reply(Response):
         work = asyncio.create_task(
             self._stream(send) if self._call.request.stream else self._plain(scope, receive, send)
         )
-        gone = asyncio.create_task(_hung_up(receive))
+        gone = asyncio.create_task(hung_up(receive))
         closing = asyncio.create_task(self._closing.wait())
         try:
             await asyncio.wait({work, gone, closing}, return_when=asyncio.FIRST_COMPLETED)
@@ -190,6 +190,7 @@ def _body(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "http.response.body", "body": b"".join(map(sse, events)), "more_body": True}
 
 
-async def _hung_up(receive: Receive) -> None:
+async def hung_up(receive: Receive) -> None:
+    """Return when the client has gone; to be called when its body was read."""
     while (await receive())["type"] != "http.disconnect":
         pass

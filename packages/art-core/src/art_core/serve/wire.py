@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ ERROR_CODES = {
     "WeightSyncError": "503: engine and trainer were found to disagree; the model is to be registered again",
     "context_length_exceeded": "400: the prompt, or the prompt with the tokens asked for, does not fit",
     "engine_closed": "503: the engine was closed, or died, before the answer was finished",
+    "foreign_request": "403: it names another host or comes from a web page, and the server has no key",
     "internal_error": "500: a fault of the server; its log has the traceback",
     "invalid_api_key": "401: no key was sent, or not the server's",
     "invalid_function_parameters": "400: the `parameters` of a tool are no usable schema of an object",
@@ -40,6 +42,7 @@ ERROR_CODES = {
     "unknown_trajectory": "404: no trajectory of that id is open",
     "unknown_url": "404 or 405: no such address, or not with this method",
     "unsupported_parameter": "400: a field, or a value of one, that this server does not support; `param` names it",
+    "unsupported_media_type": "415: a body below `/api` that is not sent as `application/json`",
     "weights_are_changing": "503: the weights asked for were not ready after the longest wait",
 }
 """What `error.code` of a refused call can be, and what it means. Stable: programs may compare with them."""
@@ -135,7 +138,7 @@ def text_logprobs(
     Alternatives whose texts are equal (parts of characters) share one entry, the likeliest.
     """
     texts = [text_of(token_id) for token_id in token_ids]
-    offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
+    *offsets, _ = itertools.accumulate(map(len, texts), initial=offset)
     alternatives = [
         {text_of(token_id): max(logprob, MIN_LOGPROB) for token_id, logprob in reversed(pairs)} for pairs in top
     ]
