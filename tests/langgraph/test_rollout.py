@@ -147,7 +147,7 @@ async def test_a_reward_of_nan_set_by_hand_is_refused_where_it_is_set(model: art
         await ask(model, "a")
         current_trajectory().reward = float("nan")
 
-    with pytest.raises(ValueError, match="reward is nan, a float; wanted a finite number"):
+    with pytest.raises(ValueError, match="nan is not a finite number"):
         await rollout(attempt, model=model)()
 
 
