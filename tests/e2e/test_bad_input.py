@@ -24,6 +24,11 @@ def assert_one_line(result: subprocess.CompletedProcess[str], *parts: str) -> No
         assert part in complaint
 
 
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
 def test_a_server_command_that_does_not_exist(art_mcp: ArtMcp) -> None:
     assert_one_line(art_mcp("inspect", "no-such-server --flag"), "no-such-server", "PATH")
 
@@ -52,11 +57,13 @@ def test_an_unknown_tool_in_an_option(art_mcp: ArtMcp) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "rubbish\n", '{"id": "a"}\n', ""])
-def test_a_scenarios_file_that_cannot_be_used(art_mcp: ArtMcp, tmp_path: Path, content: str | None) -> None:
+def test_a_scenarios_file_that_cannot_be_used(
+    art_mcp: ArtMcp, tmp_path: Path, tiny_model: Path, content: str | None
+) -> None:
     path = tmp_path / "scenarios.jsonl"
     if content is not None:
         path.write_text(content)
-    result = art_mcp("train", CLERK, "--out", tmp_path / "run", "--scenarios", path, "--model", tmp_path)
+    result = art_mcp("train", CLERK, "--out", tmp_path / "run", "--scenarios", path, "--model", tiny_model)
     assert_one_line(result, "scenarios.jsonl")
 
 

@@ -140,9 +140,7 @@ def test_a_graph_without_an_address_has_a_server_of_its_own_and_goes_on_later(tm
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
 def test_the_mail_agent_gets_better_at_questions_about_people_it_never_met(tmp_path: Path) -> None:
-    output = finished(
-        "langgraph_mail_agent", "--steps", "2", "--held-out", "12", "--path", tmp_path, timeout_s=3500
-    )
+    output = finished("langgraph_mail_agent", "--steps", "2", "--held-out", "12", "--path", tmp_path, timeout_s=3500)
     gain = re.search(r"gain (\S+) \[(\S+), (\S+)\]", output)
     assert gain is not None, output
     assert float(gain[2]) > 0, output
