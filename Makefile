@@ -6,6 +6,8 @@
 SHELL := /bin/sh
 BIN := .venv/bin
 CODE := packages tests scripts examples benchmarks
+# A process for each core, each with one thread for arithmetic.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 export TORCH ?= auto
 export PYTHON ?=
@@ -21,10 +23,10 @@ setup: ## create .venv: locked packages, and a PyTorch that fits this machine
 	@$(or $(PYTHON),python3) scripts/setup.py
 
 test: setup ## the whole test suite
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
 
 check: lint ## the fast part: linters, types, import rules, and the tests that take seconds
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not gpu" -n auto --dist worksteal
+	@$(PYTEST) -m "not slow and not gpu"
 
 lint: setup ## formatting, lint, types and import rules
 	@$(BIN)/ruff check $(CODE)
