@@ -25,6 +25,7 @@ from art_core.capturing import CapturedTrajectory
 from art_core.errors import ConfigError, DataError
 from art_core.histories import conversations
 from art_core.values import metric_value
+from art_langgraph.connection import loop_of_rollout
 from art_langgraph.others import AnswersSeen, watched_answers
 
 _logger = logging.getLogger(__name__)
@@ -117,11 +118,12 @@ class Rollout:
             )
         with watched_answers() as answers:
             async with capture(self.model) as captured:
-                token = _current.set(captured)
+                token, loop = _current.set(captured), loop_of_rollout.set(asyncio.get_running_loop())
                 try:
                     given = await self._called(*args, **kwargs)
                 finally:
                     _current.reset(token)
+                    loop_of_rollout.reset(loop)
         recorded = {exchange.id for exchange in captured.exchanges}  # also where another trajectory is returned
         trajectory, state = self._outcome(captured, given, is_judged=is_judged)
         recorded |= {exchange.id for exchange in trajectory.exchanges}
