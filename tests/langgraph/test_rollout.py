@@ -94,11 +94,11 @@ async def test_a_synchronous_call_that_would_hold_up_the_loop_is_refused(model: 
             llm.invoke(text, **({"n": 2} if how == "n" else {}))
         return 1.0
 
-    with pytest.raises(ConfigError, match=r"on the event loop.*hold up every other attempt; write `await agent\.ainvoke"):
+    with pytest.raises(ConfigError, match=r"on the event loop.*every other attempt; write `await agent\.ainvoke"):
         await rollout(attempt, model=model)("hi")
 
 
-async def test_a_synchronous_call_on_a_loop_of_its_own_or_in_a_thread_is_none_of_that(model: art.TrainableModel) -> None:
+async def test_a_synchronous_call_in_a_thread_may_have_a_loop_of_its_own(model: art.TrainableModel) -> None:
     llm = ArtChatModel(model)
 
     async def inner(text: str) -> str:
