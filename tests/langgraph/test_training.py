@@ -365,6 +365,17 @@ def test_intervals_of_means() -> None:
     assert interval([0.0, 1.0] * 50) == many
 
 
+def test_one_task_has_no_interval_and_says_so() -> None:
+    assert str(interval([1.0])) == "1.000 (1 task: no interval)"
+    assert str(interval([1.0, 1.0])) == "1.000 [1.000, 1.000]"
+    assert str(Evaluation(3, (0.5, None))) == "0.500 (1 task: no interval) on 1 of 2 tasks"
+    one = TrainingResult(1, before=Evaluation(0, (0.0,)), after=Evaluation(1, (1.0,)))
+    assert str(one) == (
+        "step 1: reward 0.000 (1 task: no interval) before, 1.000 (1 task: no interval) after, "
+        "gain 1.000 (1 task: no interval)"
+    )
+
+
 def test_a_gain_is_of_the_same_tasks() -> None:
     before, after = Evaluation(0, (0.0, None, 0.5, 0.0)), Evaluation(3, (1.0, 1.0, 1.0, None))
     assert after.gain_over(before).mean == 0.75
