@@ -218,6 +218,10 @@ async def test_what_takes_too_long_is_a_failure(served: Served) -> None:
     ("options", "told"),
     [
         ({"learnig_rate": 1.0}, r"train has no option 'learnig_rate'"),
+        ({"group_sze": 4}, r"no option 'group_sze': did you mean 'group_size'\?; its options are .*'learning_rate'"),
+        ({"zzz": 1}, r"train has no option 'zzz'; its options are .*'group_size'.*'validation'"),
+        ({"temperature": 1}, r"no option 'temperature': how attempts are sampled .*ArtChatModel\(model\)"),
+        ({"backend": None}, r"no option 'backend': it is where .*await model\.register\(backend\)"),
         ({"normalize_advantages": True}, "use scale_rewards"),
         ({"loss": "sft"}, "learns from demonstrations"),
         ({"group_size": 1}, "group_size is 1; wanted 2 or more: attempts are compared"),
@@ -247,6 +251,19 @@ async def test_what_cannot_be_is_refused_before_anything_starts(
     model = art.TrainableModel(name="m", project="p", base_model="none such")
     with pytest.raises(ConfigError, match=told):
         await art_langgraph.train(model, lambda task: 1.0, ["a"], path=tmp_path / "runs", **options)
+
+
+async def test_what_is_no_model_or_no_attempt_is_refused_by_the_name_of_the_argument(served: Served) -> None:
+    model, _ = served
+    train: Any = art_langgraph.train
+    with pytest.raises(ConfigError, match=r"model, the first .*is 'smollm2-135m'; wanted art\.TrainableModel\("):
+        await train("smollm2-135m", attempt_with(model), ["a"])
+    with pytest.raises(ConfigError, match=r"model, the first .*is a function; the model comes first"):
+        await train(attempt_with(model), model, ["a"])
+    with pytest.raises(ConfigError, match=r"attempt, the second .*is a CompiledStateGraph; .*await agent\.ainvoke"):
+        await train(model, graph_of(model), ["a"])
+    with pytest.raises(ConfigError, match=r"attempt, the second .*is a float; wanted a function"):
+        await train(model, 1.0, ["a"])
 
 
 async def test_tasks_are_a_list_with_something_in_it(served: Served) -> None:

@@ -25,7 +25,13 @@ from art_core.control import MetricRecord
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.values import is_number
 from art_langgraph._rollout import Rollout
-from art_langgraph.checks import check_numbers, check_takes_a_task, check_tasks
+from art_langgraph.checks import (
+    check_model_and_attempt,
+    check_numbers,
+    check_options,
+    check_takes_a_task,
+    check_tasks,
+)
 from art_langgraph.judging import Judging, check_judge, judge_group, judge_together
 from art_langgraph.plan import batches, fingerprint
 from art_langgraph.results import Evaluation, TrainingResult, mean_reward
@@ -89,6 +95,8 @@ async def train(
             trained on other tasks, or in another order.
         InfrastructureError, DataError: every attempt of a batch failed.
     """
+    check_model_and_attempt(model, attempt)
+    check_options(options, train)
     made = TrainConfig.made(config, options)
     check_tasks("tasks", tasks)
     check_tasks("validation", validation, least=0)
