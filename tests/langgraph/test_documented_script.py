@@ -29,4 +29,5 @@ def test_it_runs_as_a_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     exec(compile(script, str(PAGE), "exec"), {"__name__": "__main__"})
     told = capsys.readouterr()
     assert told.out.startswith("step 0: reward 1.000 [1.000, 1.000] before, 1.000 [1.000, 1.000] after")
+    assert told.err.startswith(f"serving smollm2-135m here; its run is kept in {Path('.art/shop/clerk')}\n")
     assert "batch 6 of 6" in told.err

@@ -267,7 +267,7 @@ async def test_b071_a_plain_client_of_the_same_server_is_named_too(model: art.Tr
         await plain.ainvoke("a")
         return 1.0
 
-    with pytest.raises(DataError, match=r"it called other models \(graphs/agent 1\)"):
+    with pytest.raises(DataError, match=r"outside the attempt's address \(graphs/agent 1\); use .*ArtChatModel"):
         await rollout(attempt, model=model)()
 
 

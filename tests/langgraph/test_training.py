@@ -196,11 +196,36 @@ async def test_a_batch_in_which_every_attempt_failed_ends_it(served: Served) -> 
     async def attempt(task: str) -> float:
         raise ConnectionError(f"mail server down for {task}")
 
-    told = r"batch 1 of 20: every attempt failed \(ConnectionError 4\), .* the first: mail server down for a"
+    told = (
+        r"batch 1 of 20: every attempt failed \(ConnectionError 4\), so nothing was trained; the first: "
+        r"ConnectionError: mail server down for a \(at test_training\.py:\d+ in attempt\)"
+    )
     with pytest.raises(InfrastructureError, match=told):
         await art_langgraph.train(model, attempt, ["a"], **QUIET)
     with pytest.raises(InfrastructureError, match="1 rollouts failed, and max_exceptions is 0"):
         await art_langgraph.train(model, attempt, ["a"], max_exceptions=0, **QUIET)
+
+
+async def test_where_half_of_the_attempts_fail_the_first_is_shown_with_its_place(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, _ = served
+    numbers = itertools.count()
+
+    def look_up(task: str) -> None:
+        {}[task]  # the KeyError of an agent
+
+    async def attempt(task: str) -> float:
+        if next(numbers) % 2:
+            look_up(task)
+        return float(await attempt_with(model)(task))
+
+    options = {**QUIET, "show_progress": True, "validation": ["v"], "eval_samples": 2}
+    await art_langgraph.train(model, attempt, ["ZZ"], steps=1, **options)
+    told = capsys.readouterr().err
+    place = rf"\(at test_training\.py:{look_up.__code__.co_firstlineno + 1} in look_up\)"
+    assert re.search(rf"batch 1 of 1: step 1 .*  failed: KeyError 2; the first: KeyError: 'ZZ' {place}\n", told)
+    assert re.search(rf"evaluation: step 0 .*  failed: KeyError 1; the first: KeyError: 'v' {place}\n", told)
 
 
 async def test_what_takes_too_long_is_a_failure(served: Served) -> None:

@@ -202,6 +202,12 @@ class Rollout:
                 f"{len(answers.open_streams)} streams were not read to their end; {_BROKEN_OFF}: read each whole, and "
                 "limit it by max_tokens or stop"
             )
+        assert self.model is not None, "an attempt without a model is refused"
+        if self.model.get_inference_name() in {name.partition("@")[0] for name in others}:
+            return told + (
+                f"it was called outside the attempt's address ({_counted(others)}); use "
+                "art_langgraph.ArtChatModel(model), or give the client base_url=current_trajectory().base_url"
+            )
         if others:
             return told + (
                 f"it called other models ({_counted(others)}); build the graph with "
