@@ -210,19 +210,6 @@ def test_without_a_model_there_has_to_be_an_address(options: dict[str, Any]) -> 
         ArtChatModel(**options)
 
 
-def test_what_was_probably_meant_is_told() -> None:
-    model = art.TrainableModel(name="m", project="p", base_model="b")
-    with pytest.raises(ConfigError, match=r"no option 'temprature': did you mean 'temperature'\? what a request"):
-        ArtChatModel(model, temprature=1)
-    with pytest.raises(ConfigError, match=r"no option 'zzz'; what a request says besides goes into extra_body"):
-        ArtChatModel(model, zzz=1)
-    with pytest.raises(ConfigError, match=r"the name 'smollm2-135m' without base_url=; wanted art\.TrainableModel\("):
-        ArtChatModel("smollm2-135m")
-    with pytest.raises(ConfigError, match=r"name='m'.* and model='gpt-4o'; wanted one of them"):
-        ArtChatModel(model, model="gpt-4o")
-    assert ArtChatModel(model=model).trainable is model
-
-
 async def test_by_address_of_a_server_or_of_a_trajectory(model: art.TrainableModel, bodies: list[Any]) -> None:
     root = model.inference_base_url
     async with art.capture(model) as trajectory:

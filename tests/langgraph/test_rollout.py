@@ -90,8 +90,10 @@ async def test_a_synchronous_call_that_would_hold_up_the_loop_is_refused(model: 
     async def attempt(text: str) -> float:
         if how == "stream":
             list(llm.stream(text))
+        elif how == "n":
+            llm.invoke(text, n=2)
         else:
-            llm.invoke(text, **({"n": 2} if how == "n" else {}))
+            llm.invoke(text)
         return 1.0
 
     with pytest.raises(ConfigError, match=r"on the event loop.*every other attempt; write `await agent\.ainvoke"):
@@ -122,7 +124,7 @@ async def test_a_synchronous_call_in_a_thread_may_have_a_loop_of_its_own(model: 
         return float((await compiled.ainvoke({"messages": [("user", text)]}))["messages"][-1].content == text.upper())
 
     for function in (own_loop, in_thread, in_node):
-        trajectory = await rollout(function, model=model)("hi")  # type: ignore[call-overload]
+        trajectory = await rollout(function, model=model)("hi")
         assert (said(trajectory), trajectory.reward) == (["HI"], 1.0)
 
 

@@ -206,28 +206,6 @@ async def test_a_batch_in_which_every_attempt_failed_ends_it(served: Served) -> 
         await art_langgraph.train(model, attempt, ["a"], max_exceptions=0, **QUIET)
 
 
-async def test_where_half_of_the_attempts_fail_the_first_is_shown_with_its_place(
-    served: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, _ = served
-    numbers = itertools.count()
-
-    def look_up(task: str) -> None:
-        {}[task]  # the KeyError of an agent
-
-    async def attempt(task: str) -> float:
-        if next(numbers) % 2:
-            look_up(task)
-        return float(await attempt_with(model)(task))
-
-    options = {**QUIET, "show_progress": True, "validation": ["v"], "eval_samples": 2}
-    await art_langgraph.train(model, attempt, ["ZZ"], steps=1, **options)
-    told = capsys.readouterr().err
-    place = rf"\(at test_training\.py:{look_up.__code__.co_firstlineno + 1} in look_up\)"
-    assert re.search(rf"batch 1 of 1: step 1 .*  failed: KeyError 2; the first: KeyError: 'ZZ' {place}\n", told)
-    assert re.search(rf"evaluation: step 0 .*  failed: KeyError 1; the first: KeyError: 'v' {place}\n", told)
-
-
 async def test_what_takes_too_long_is_a_failure(served: Served) -> None:
     model, _ = served
 
@@ -276,19 +254,6 @@ async def test_what_cannot_be_is_refused_before_anything_starts(
     model = art.TrainableModel(name="m", project="p", base_model="none such")
     with pytest.raises(ConfigError, match=told):
         await art_langgraph.train(model, lambda task: 1.0, ["a"], path=tmp_path / "runs", **options)
-
-
-async def test_what_is_no_model_or_no_attempt_is_refused_by_the_name_of_the_argument(served: Served) -> None:
-    model, _ = served
-    train: Any = art_langgraph.train
-    with pytest.raises(ConfigError, match=r"model, the first .*is 'smollm2-135m'; wanted art\.TrainableModel\("):
-        await train("smollm2-135m", attempt_with(model), ["a"])
-    with pytest.raises(ConfigError, match=r"model, the first .*is a function; the model comes first"):
-        await train(attempt_with(model), model, ["a"])
-    with pytest.raises(ConfigError, match=r"attempt, the second .*is a CompiledStateGraph; .*await agent\.ainvoke"):
-        await train(model, graph_of(model), ["a"])
-    with pytest.raises(ConfigError, match=r"attempt, the second .*is a float; wanted a function"):
-        await train(model, 1.0, ["a"])
 
 
 async def test_tasks_are_a_list_with_something_in_it(served: Served) -> None:

@@ -133,9 +133,9 @@ def _refuse_to_hold_up_the_loop() -> None:
         return
     if running is loop_of_rollout.get():
         raise ConfigError(
-            "the agent was called with invoke or stream on the event loop, where it would hold up every other attempt; "
-            "write `await agent.ainvoke(...)` or `async for ... in agent.astream(...)`, or make the attempt a plain "
-            "`def`, which runs in a thread"
+            "the agent, or a model in it, was called with invoke or stream on the event loop, where it would hold up "
+            "every other attempt; write `await agent.ainvoke(...)` or `async for ... in agent.astream(...)` (and give "
+            "middleware the asynchronous form of its hook), or make the attempt a plain `def`, which runs in a thread"
         )
 
 
