@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from art_core.control import MetricRecord
 from art_core.errors import ConfigError, DataError
 from art_core.outcomes import best_step, error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
 from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.types import Sampling
+from tests.core.runs.building import exchange
 
 NAN = float("nan")
 
@@ -74,6 +78,25 @@ def test_the_reason_for_a_skipped_step_names_each_cause() -> None:
         "1 trajectories failed and are excluded"
     )
     assert skip_reason([unequal]) == "no row has a trained token"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "told"),
+    [
+        ({}, ""),
+        ({"temperature": 0.0}, "; they were sampled at temperature 0; training wants 1"),
+        ({"temperature": 0.7, "top_p": 0.9}, "; they were sampled at temperature 0.7; training wants 1"),
+        ({"top_p": 0.9}, "; they were sampled at top_p 0.9; training wants none"),
+        ({"top_k": 40}, "; they were sampled at top_k 40; training wants none"),
+    ],
+)
+def test_equal_rewards_of_calls_that_were_sampled_otherwise_are_told_so(sampling: dict[str, Any], told: str) -> None:
+    def attempt(number: int) -> Trajectory:
+        call = exchange(f"e{number}", sampling=Sampling(max_tokens=1, **sampling))
+        return Trajectory(reward=1, exchanges=[call])
+
+    group = TrajectoryGroup([attempt(0), attempt(1)]).with_rewards()
+    assert skip_reason([group]) == f"in 1 of 1 groups all rewards are equal{told}"
 
 
 def test_a_metric_with_a_name_of_ours_is_not_mixed_into_ours() -> None:

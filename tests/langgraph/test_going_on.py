@@ -91,7 +91,7 @@ async def test_weights_that_no_batch_has_changed_are_those_of_before() -> None:
         await art_langgraph.train(model, attempt_with(model), ["a"], steps=1, **QUIET)
         result = await art_langgraph.train(model, attempt_with(model), ["a"], steps=1, validation=["v"], **QUIET)
         assert (result.before, result.after, result.gain) == (Evaluation(0, (1.0,)), None, None)
-        assert str(result) == "step 0: reward 1.000 [-inf, inf] before"
+        assert str(result) == "step 0: reward 1.000 (1 task: no interval) before"
 
 
 async def test_an_evaluation_is_of_the_weights_that_answered(served: Served) -> None:
@@ -142,6 +142,7 @@ async def test_the_reward_of_a_failed_attempt_counts_nowhere(
     assert result.before.rewards[1] is None
     assert all(0 <= reward <= 1 for reward in [*result.rewards, result.before.rewards[0] or 0.0])
     assert str(result).endswith("(before: 1 of 2 tasks, 3 attempts failed; after: 1 of 2 tasks, 3 attempts failed)")
-    assert " on 1 of 2 tasks, 3 attempts failed\n" in capsys.readouterr().err
+    told = " on 1 of 2 tasks, 3 attempts failed  failed: Down 3; the first: Down: the mail server is down\n"
+    assert told in capsys.readouterr().err
     again = await art_langgraph.train(model, attempt, ["a"], steps=1, validation=["v", "never"], **options)
     assert again.before == result.before

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_openai import ChatOpenAI
+from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import SecretStr
 
 import art_core as art
@@ -80,6 +81,51 @@ async def test_every_way_to_write_and_to_wrap_gives_a_recorded_trajectory(
         assert (said(trajectory), trajectory.reward, trajectory.error) == (["HI"], 1.0, None)
         assert [message["content"] for message in trajectory.messages()] == ["hi", "HI"]
         assert trajectory.metrics == {}
+
+
+@pytest.mark.parametrize("how", ["invoke", "stream", "n"])
+async def test_a_synchronous_call_that_would_hold_up_the_loop_is_refused(model: art.TrainableModel, how: str) -> None:
+    llm = ArtChatModel(model)
+
+    async def attempt(text: str) -> float:
+        if how == "stream":
+            list(llm.stream(text))
+        elif how == "n":
+            llm.invoke(text, n=2)
+        else:
+            llm.invoke(text)
+        return 1.0
+
+    with pytest.raises(ConfigError, match=r"on the event loop.*every other attempt; write `await agent\.ainvoke"):
+        await rollout(attempt, model=model)("hi")
+
+
+async def test_a_synchronous_call_in_a_thread_may_have_a_loop_of_its_own(model: art.TrainableModel) -> None:
+    llm = ArtChatModel(model)
+
+    async def inner(text: str) -> str:
+        return str(llm.invoke(text).content)
+
+    def own_loop(text: str) -> float:
+        return float(asyncio.run(inner(text)) == text.upper())
+
+    async def in_thread(text: str) -> float:
+        return float((await asyncio.to_thread(llm.invoke, text)).content == text.upper())
+
+    def node(state: MessagesState) -> Any:
+        return {"messages": [llm.invoke(state["messages"])]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    compiled = graph.compile()
+
+    async def in_node(text: str) -> float:
+        return float((await compiled.ainvoke({"messages": [("user", text)]}))["messages"][-1].content == text.upper())
+
+    for function in (own_loop, in_thread, in_node):
+        trajectory = await rollout(function, model=model)("hi")
+        assert (said(trajectory), trajectory.reward) == (["HI"], 1.0)
 
 
 async def test_the_decorated_function_keeps_its_name(model: art.TrainableModel) -> None:
@@ -223,7 +269,7 @@ async def test_b071_a_plain_client_of_the_same_server_is_named_too(model: art.Tr
         await plain.ainvoke("a")
         return 1.0
 
-    with pytest.raises(DataError, match=r"it called other models \(graphs/agent 1\)"):
+    with pytest.raises(DataError, match=r"outside the attempt's address \(graphs/agent 1\); use .*ArtChatModel"):
         await rollout(attempt, model=model)()
 
 

@@ -196,7 +196,10 @@ async def test_a_batch_in_which_every_attempt_failed_ends_it(served: Served) -> 
     async def attempt(task: str) -> float:
         raise ConnectionError(f"mail server down for {task}")
 
-    told = r"batch 1 of 20: every attempt failed \(ConnectionError 4\), .* the first: mail server down for a"
+    told = (
+        r"batch 1 of 20: every attempt failed \(ConnectionError 4\), so nothing was trained; the first: "
+        r"ConnectionError: mail server down for a \(at test_training\.py:\d+ in attempt\)"
+    )
     with pytest.raises(InfrastructureError, match=told):
         await art_langgraph.train(model, attempt, ["a"], **QUIET)
     with pytest.raises(InfrastructureError, match="1 rollouts failed, and max_exceptions is 0"):
@@ -218,6 +221,10 @@ async def test_what_takes_too_long_is_a_failure(served: Served) -> None:
     ("options", "told"),
     [
         ({"learnig_rate": 1.0}, r"train has no option 'learnig_rate'"),
+        ({"group_sze": 4}, r"no option 'group_sze': did you mean 'group_size'\?; its options are .*'learning_rate'"),
+        ({"zzz": 1}, r"train has no option 'zzz'; its options are .*'group_size'.*'validation'"),
+        ({"temperature": 1}, r"no option 'temperature': how attempts are sampled .*ArtChatModel\(model\)"),
+        ({"backend": None}, r"no option 'backend': it is where .*await model\.register\(backend\)"),
         ({"normalize_advantages": True}, "use scale_rewards"),
         ({"loss": "sft"}, "learns from demonstrations"),
         ({"group_size": 1}, "group_size is 1; wanted 2 or more: attempts are compared"),
@@ -363,6 +370,17 @@ def test_intervals_of_means() -> None:
     assert 0.38 < many.low < 0.42
     assert 0.58 < many.high < 0.62
     assert interval([0.0, 1.0] * 50) == many
+
+
+def test_one_task_has_no_interval_and_says_so() -> None:
+    assert str(interval([1.0])) == "1.000 (1 task: no interval)"
+    assert str(interval([1.0, 1.0])) == "1.000 [1.000, 1.000]"
+    assert str(Evaluation(3, (0.5, None))) == "0.500 (1 task: no interval) on 1 of 2 tasks"
+    one = TrainingResult(1, before=Evaluation(0, (0.0,)), after=Evaluation(1, (1.0,)))
+    assert str(one) == (
+        "step 1: reward 0.000 (1 task: no interval) before, 1.000 (1 task: no interval) after, "
+        "gain 1.000 (1 task: no interval)"
+    )
 
 
 def test_a_gain_is_of_the_same_tasks() -> None:

@@ -78,12 +78,22 @@ def skip_reason(groups: Sequence[ScoredGroup]) -> str:
     excluded = sum(group.num_excluded for group in groups)
     reasons = []
     if equal:
-        reasons.append(f"in {equal} of {len(groups)} groups all rewards are equal")
+        reasons.append(f"in {equal} of {len(groups)} groups all rewards are equal{_tempered(groups)}")
     if small:
         reasons.append(f"{small} of {len(groups)} groups have fewer than two trajectories that can be compared")
     if excluded:
         reasons.append(f"{excluded} trajectories failed and are excluded")
     return "; ".join(reasons) or "no row has a trained token"
+
+
+def _tempered(groups: Sequence[ScoredGroup]) -> str:
+    """How calls of `groups` were sampled that training would refuse: as a rule why attempts are alike."""
+    samplings = [exchange.sampling for group in groups for member, _ in group.members for exchange in member.exchanges]
+    for name, wanted, instead in (("temperature", 1.0, "1"), ("top_p", 1.0, "none"), ("top_k", 0, "none")):
+        if others := sorted({getattr(sampling, name) for sampling in samplings} - {wanted}):
+            found = ", ".join(f"{value:g}" for value in others)
+            return f"; they were sampled at {name} {found}; training wants {instead}"
+    return ""
 
 
 def error_counts(groups: Iterable[TrajectoryGroup]) -> str:

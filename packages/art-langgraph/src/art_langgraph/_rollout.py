@@ -25,6 +25,7 @@ from art_core.capturing import CapturedTrajectory
 from art_core.errors import ConfigError, DataError
 from art_core.histories import conversations
 from art_core.values import metric_value
+from art_langgraph.connection import loop_of_rollout
 from art_langgraph.others import AnswersSeen, watched_answers
 
 _logger = logging.getLogger(__name__)
@@ -117,11 +118,12 @@ class Rollout:
             )
         with watched_answers() as answers:
             async with capture(self.model) as captured:
-                token = _current.set(captured)
+                token, loop = _current.set(captured), loop_of_rollout.set(asyncio.get_running_loop())
                 try:
                     given = await self._called(*args, **kwargs)
                 finally:
                     _current.reset(token)
+                    loop_of_rollout.reset(loop)
         recorded = {exchange.id for exchange in captured.exchanges}  # also where another trajectory is returned
         trajectory, state = self._outcome(captured, given, is_judged=is_judged)
         recorded |= {exchange.id for exchange in trajectory.exchanges}
@@ -199,6 +201,12 @@ class Rollout:
             return told + (
                 f"{len(answers.open_streams)} streams were not read to their end; {_BROKEN_OFF}: read each whole, and "
                 "limit it by max_tokens or stop"
+            )
+        assert self.model is not None, "an attempt without a model is refused"
+        if self.model.get_inference_name() in {name.partition("@")[0] for name in others}:
+            return told + (
+                f"it was called outside the attempt's address ({_counted(others)}); use "
+                "art_langgraph.ArtChatModel(model), or give the client base_url=current_trajectory().base_url"
             )
         if others:
             return told + (

@@ -24,6 +24,7 @@ from art_core import TrainableModel
 from art_core.errors import ConfigError
 from art_langgraph.answers import Joined, calls_apart, chat_result, extras, response_format, with_parsed, without_calls
 from art_langgraph.bound import BoundModel
+from art_langgraph.checks import did_you_mean
 from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport
 from art_langgraph.convert import to_wire
 from art_langgraph.others import saw_history, watched_stream
@@ -82,7 +83,14 @@ class ArtChatModel(ChatOpenAI):
 
     _place: Place = PrivateAttr()
 
-    def __init__(self, model: TrainableModel | str | None = None, **options: Any) -> None:
+    def __init__(self, model: TrainableModel | str | None = None, /, **options: Any) -> None:
+        named = options.pop("model", None)
+        if model is not None and named is not None:
+            raise ConfigError(
+                f"ArtChatModel got {model!r} and model={named!r}; wanted one of them: a TrainableModel, or a name and "
+                "base_url="
+            )
+        model = named if model is None else model
         if isinstance(model, TrainableModel):
             options["trainable"] = model
         elif model is not None:
@@ -133,6 +141,11 @@ class ArtChatModel(ChatOpenAI):
         if self.trainable is not None:
             return OfModel(self.trainable)
         if not self.openai_api_base or "model_name" not in self.model_fields_set:
+            if "model_name" in self.model_fields_set:
+                raise ConfigError(
+                    f"ArtChatModel got the name {self.model_name!r} without base_url=; wanted "
+                    "art.TrainableModel(name=..., project=..., base_model=...), or base_url= of a server too"
+                )
             raise ConfigError(
                 "ArtChatModel got no model; wanted a TrainableModel, or base_url= of a server and model='project/name'"
             )
@@ -391,7 +404,10 @@ def _check_options(options: Mapping[str, Any], *, of_model: bool) -> None:
     known = {*fields, *(field.alias for field in fields.values() if field.alias)}
     for name, value in options.items():
         if name not in known:
-            raise ConfigError(f"ArtChatModel has no option {name!r}; what a request says besides goes into extra_body")
+            meant = did_you_mean(name, known)
+            raise ConfigError(
+                f"ArtChatModel has no option {name!r}{meant or ';'} what a request says besides goes into extra_body"
+            )
         if value is None or value is False:
             continue
         if name in _OF_TRANSPORT:

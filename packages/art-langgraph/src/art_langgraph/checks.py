@@ -2,13 +2,59 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from art_core import TrainableModel, TrainConfig
 from art_core.errors import ConfigError
+from art_core.moving import hint
 from art_core.values import is_number
 from art_langgraph._rollout import Rollout
+
+_ELSEWHERE = {
+    "temperature": "how attempts are sampled is said where the chat model is made: ArtChatModel(model), which samples "
+    "at temperature 1, as training wants",
+    "max_tokens": "it is an option of the chat model: ArtChatModel(model, max_tokens=...)",
+    "backend": "it is where the model is registered: await model.register(backend)",
+}
+
+
+def check_model_and_attempt(model: Any, attempt: Any) -> None:
+    """Refuse what is given in the place of a model, or of a function that attempts a task."""
+    if not isinstance(model, TrainableModel):
+        swapped = isinstance(attempt, TrainableModel)
+        wanted = (
+            "the model comes first: train(model, attempt, tasks)"
+            if swapped
+            else "wanted art.TrainableModel(name=..., project=..., base_model='smollm2-135m')"
+        )
+        shown = repr(model) if isinstance(model, str) else f"a {type(model).__name__}"
+        raise ConfigError(f"model, the first argument of train, is {shown}; {wanted}")
+    if not isinstance(attempt, Rollout) and (not callable(attempt) or hasattr(attempt, "ainvoke")):
+        raise ConfigError(
+            f"attempt, the second argument of train, is a {type(attempt).__name__}; wanted a function of a task: write "
+            "one that calls `await agent.ainvoke(...)` and returns a reward"
+        )
+
+
+def check_options(options: Iterable[str], train: Callable[..., Any]) -> None:
+    """Refuse names that are neither options of `train` nor of `TrainConfig`; what ART calls them is told by that."""
+    of_config = [field.name for field in dataclasses.fields(TrainConfig)]
+    parameters = inspect.signature(train).parameters.values()
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY] + of_config
+    for name in sorted(set(options) - set(known)):
+        if hint("train", name) is None:
+            instead = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, known)
+            raise ConfigError(f"train has no option {name!r}{instead}; its options are {sorted(known)}")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`: did you mean 'that'?`, or nothing where no name of `known` is like it."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f": did you mean {close[0]!r}?" if close else ""
 
 
 def check_tasks(name: str, tasks: Any, least: int = 1) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from contextvars import ContextVar
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -16,6 +18,10 @@ from art_core.transport import AsyncModelTransport, ModelTransport
 
 PLACEHOLDER = "http://server-of-the-model.invalid"
 """Root that requests are made to before it is known where the model is served. The transports put the real one in."""
+
+
+loop_of_rollout: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("art_langgraph_loop", default=None)
+"""The event loop that the rollout around this code is awaited on, and others with it."""
 
 
 class Place(Protocol):
@@ -111,11 +117,26 @@ class PlaceTransport(httpx2.BaseTransport):
         self._place = place
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        _refuse_to_hold_up_the_loop()
         origin = _address(request, self._place.served(), self._place.api_key())
         with _lock:
             if (transport := _transports.get(origin)) is None:
                 transport = _transports[origin] = ModelTransport(ServedModel(origin, "", ""))
         return transport.handle_request(request)
+
+
+def _refuse_to_hold_up_the_loop() -> None:
+    """A loop of the rollout's own, in a thread, may be held up; outside rollouts that is the caller's to decide."""
+    try:
+        running = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if running is loop_of_rollout.get():
+        raise ConfigError(
+            "the agent, or a model in it, was called with invoke or stream on the event loop, where it would hold up "
+            "every other attempt; write `await agent.ainvoke(...)` or `async for ... in agent.astream(...)` (and give "
+            "middleware the asynchronous form of its hook), or make the attempt a plain `def`, which runs in a thread"
+        )
 
 
 def _address(request: httpx2.Request, served: ServedModel, api_key: str) -> str:

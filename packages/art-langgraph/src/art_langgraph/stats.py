@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isnan, nan
+from math import inf, isinf, isnan, nan
 
 _RESAMPLES = 2000
 
@@ -23,6 +23,8 @@ class Interval:
     def __str__(self) -> str:
         if isnan(self.mean):
             return "unknown"
+        if isinf(self.low) or isinf(self.high):
+            return f"{self.mean:.3f} (1 task: no interval)"
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 

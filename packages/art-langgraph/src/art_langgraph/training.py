@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -22,10 +21,17 @@ from art_core import (
     gather_trajectory_groups,
 )
 from art_core.control import MetricRecord
-from art_core.errors import ConfigError, DataError, InfrastructureError
+from art_core.errors import ConfigError
 from art_core.values import is_number
 from art_langgraph._rollout import Rollout
-from art_langgraph.checks import check_numbers, check_takes_a_task, check_tasks
+from art_langgraph.checks import (
+    check_model_and_attempt,
+    check_numbers,
+    check_options,
+    check_takes_a_task,
+    check_tasks,
+)
+from art_langgraph.failures import Failures
 from art_langgraph.judging import Judging, check_judge, judge_group, judge_together
 from art_langgraph.plan import batches, fingerprint
 from art_langgraph.results import Evaluation, TrainingResult, mean_reward
@@ -89,6 +95,8 @@ async def train(
             trained on other tasks, or in another order.
         InfrastructureError, DataError: every attempt of a batch failed.
     """
+    check_model_and_attempt(model, attempt)
+    check_options(options, train)
     made = TrainConfig.made(config, options)
     check_tasks("tasks", tasks)
     check_tasks("validation", validation, least=0)
@@ -109,7 +117,7 @@ async def train(
         "max_exceptions": max_exceptions,
     }
     await gather_trajectory_groups([], pbar_desc=None, **gather)  # refuses impossible values
-    async with _served(model, path):
+    async with _served(model, path, show_progress):
         run = _Run(model, bound, tasks, validation, eval_samples, _Options(group_size, judge, gather, show_progress))
         size = min(groups_per_step, len(tasks))
         if size < groups_per_step:
@@ -193,7 +201,7 @@ class _Run:
         """One batch: attempts, their record, a training step."""
         name = f"batch {self.done + 1} of {of}"
         given = [(f"task-{i}", self.tasks[i]) for i in items]
-        groups, _ = await self._gather(given, self.options.group_size, name)
+        groups, _, failed = await self._gather(given, self.options.group_size, name)
         await self.model.log(groups, split="train")
         result = await self.model.train(groups, config)
         self.done += 1
@@ -204,16 +212,15 @@ class _Run:
         mean = mean_reward([member for group in groups for member in group])
         assert mean is not None, "a batch in which every attempt failed is refused"
         self.rewards.append(mean)
-        failed = Counter(error.kind for group in groups for error in group.errors)
         notes = [f"skipped: {result.skipped}"] if result.skipped else []
-        notes += [f"failed: {', '.join(f'{kind} {count}' for kind, count in failed.items())}"] if failed else []
+        notes += [failed] if failed else []
         self.say("  ".join([f"{name}: step {result.step}  reward {self.rewards[-1]:.3f}", *notes]))
 
     async def evaluate(self) -> None:
         """Attempts at the validation tasks, and their record."""
         name = "evaluation"
         given = [(f"validation-{index}", task) for index, task in enumerate(self.validation)]
-        groups, states = await self._gather(given, self.eval_samples, name)
+        groups, states, failed = await self._gather(given, self.eval_samples, name)
         versions = [exchange.policy_version for group in groups for member in group for exchange in member.exchanges]
         evaluation = Evaluation.of(max(versions, default=self.current_step), list(map(list, groups)))
         is_judged = self.options.judge is not None
@@ -225,7 +232,7 @@ class _Run:
             self.before = tried
             metrics = {} if is_judged else _before_metrics(evaluation, _print_of(self.validation))
         await self.model.log(groups, split="val", metrics=metrics)
-        self.say(f"{name}: step {evaluation.step}  reward {evaluation}")
+        self.say(f"{name}: step {evaluation.step}  reward {evaluation}" + (f"  {failed}" if failed else ""))
 
     def tell_if_nothing_was_learned(self) -> None:
         """Loudly: it is easily missed among the lines of a long training."""
@@ -262,12 +269,18 @@ class _Run:
 
     async def _gather(
         self, tasks: list[tuple[str, Any]], group_size: int, name: str
-    ) -> tuple[list[TrajectoryGroup], dict[str, Any]]:
+    ) -> tuple[list[TrajectoryGroup], dict[str, Any], str]:
+        """The groups, the states that their graphs ended with by trajectory, and what is to tell of failed ones."""
         judge = self.options.judge
         states: dict[str, Any] = {}
+        failures = Failures()
 
         async def attempted(task: Any) -> Trajectory:
-            attempt = await self.attempt.attempt((task,), {}, is_judged=judge is not None)
+            try:
+                attempt = await self.attempt.attempt((task,), {}, is_judged=judge is not None)
+            except Exception as error:
+                failures.saw(error)
+                raise
             if attempt.state is not None:
                 states[attempt.trajectory.id] = attempt.state
             return attempt.trajectory
@@ -284,34 +297,31 @@ class _Run:
             pbar_desc=name if self.options.show else None,
             **self.options.gather,
         )
-        _refuse_all_failed(groups, name)
-        return groups, states
+        failures.refuse_if_all(groups, name)
+        return groups, states, failures.note(groups)
 
     def say(self, text: str) -> None:
         if self.options.show:
-            print(text, file=sys.stderr, flush=True)  # noqa: T201
+            _print(text)
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 @contextlib.asynccontextmanager
-async def _served(model: TrainableModel, path: Path | str) -> AsyncIterator[None]:
+async def _served(model: TrainableModel, path: Path | str, show: bool) -> AsyncIterator[None]:
     if model.is_registered:
         yield
         return
+    if show:  # loading it takes a while
+        _print(f"serving {model.base_model} here; its run is kept in {Path(path) / model.project / model.name}")
     async with LocalBackend(path) as backend:
         await model.register(backend)
         try:
             yield
         finally:
             model.unregister()
-
-
-def _refuse_all_failed(groups: Sequence[TrajectoryGroup], name: str) -> None:
-    errors = [error for group in groups for error in group.errors]
-    if len(errors) < sum(map(len, groups)):
-        return
-    kinds = ", ".join(f"{kind} {count}" for kind, count in Counter(error.kind for error in errors).most_common())
-    kind = DataError if all(error.kind == "DataError" for error in errors) else InfrastructureError
-    raise kind(f"{name}: every attempt failed ({kinds}), so nothing was trained; the first: {errors[0].message}")
 
 
 def _print_of(tasks: Sequence[Any]) -> float:
