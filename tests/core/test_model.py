@@ -603,6 +603,7 @@ async def run_epoch(model: art.TrainableModel, seen: list[tuple[int, list[str]]]
             return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", range(1, 8))
 async def test_a_script_that_is_started_again_sees_each_batch_once_also_after_skipped_steps(
     stop_after: int, tmp_path: Path

@@ -23,6 +23,7 @@ def say(prompt: str) -> str:
     return call("add", a=int(asked[1]), b=int(asked[2]))
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(art_langgraph.training, "LocalBackend", lambda path: InProcessBackend(say))
     script = PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]

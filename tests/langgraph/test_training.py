@@ -107,6 +107,7 @@ async def test_it_evaluates_before_after_and_between(served: Served) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
 async def test_called_again_it_goes_on_with_the_same_tasks_as_without_a_stop(stop_after: int) -> None:
     async def run(*steps: int) -> tuple[list[list[str]], list[TrainingResult]]:
@@ -323,6 +324,7 @@ async def test_fewer_steps_than_were_made_are_no_steps(served: Served, capsys: p
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [0, 3, 9, 13, 27])
 async def test_interrupted_in_a_batch_it_goes_on_with_that_batch(stop_at: int) -> None:
     async def run(stop_at: int | None) -> list[list[str]]:

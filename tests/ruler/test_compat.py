@@ -281,6 +281,7 @@ async def test_an_option_under_two_names_with_two_values_is_refused() -> None:
         await ruler([conversation("4")], "openai/m", {"timeout": 1, "request_timeout": 2})
 
 
+@pytest.mark.slow
 async def test_parameters_for_litellm_reach_it() -> None:
     with FakeJudgeServer(judge=fair) as server:
         params = {"api_base": server.api_base, "api_key": "sk-0123456789", "temperature": 0.3}
