@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import httpx2
+import openai
 import pytest
 from langchain_core.load import dumps, loads
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage, trim_messages
@@ -229,7 +230,7 @@ async def test_a_key_of_openai_is_not_sent_to_this_server(
 ) -> None:
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROXY", "OPENAI_API_BASE", "OPENAI_BASE_URL"):
         monkeypatch.setenv(name, "http://of-openai")
-    monkeypatch.setenv("ART_API_KEY", KEY)
+    monkeypatch.setenv("ART_API_KEY", "key-of-art")
     seen: list[Any] = []
     address = connection._address
 
@@ -239,10 +240,13 @@ async def test_a_key_of_openai_is_not_sent_to_this_server(
 
     monkeypatch.setattr(connection, "_address", watched)
     by_url = ArtChatModel(base_url=model.inference_base_url, model="shop/clerk")
-    for llm in (ArtChatModel(model), by_url):
-        await llm.ainvoke("hi")
-        await asyncio.to_thread(llm.invoke, "hi")
-    assert [request.headers["authorization"] for request in seen] == [f"Bearer {KEY}"] * 4
+    await ArtChatModel(model).ainvoke("hi")
+    await asyncio.to_thread(ArtChatModel(model).invoke, "hi")
+    with pytest.raises(openai.AuthenticationError):  # this server has another key
+        await by_url.ainvoke("hi")
+    with pytest.raises(openai.AuthenticationError):
+        await asyncio.to_thread(by_url.invoke, "hi")
+    assert [request.headers["authorization"] for request in seen] == [f"Bearer {KEY}"] * 2 + ["Bearer key-of-art"] * 2
     assert not any("of-openai" in str(request.headers) + str(request.url) for request in seen)
 
 

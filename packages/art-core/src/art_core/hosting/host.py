@@ -353,10 +353,7 @@ class ModelHost:
 
         async def opened() -> HostedModel:
             try:
-                folder = self.folder / request.project / request.name
-                model = await open_model(
-                    folder, request.project, request.name, request.base_model, request.config, host=self._by
-                )
+                model = await self._opened(request)
                 self._restore_trajectories(model)
                 self._models[name] = model
                 return model
@@ -366,6 +363,12 @@ class ModelHost:
         task = self._opening[name] = asyncio.create_task(opened())
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # somebody may have waited, or not
         return task
+
+    async def _opened(self, request: RegisterRequest) -> HostedModel:
+        folder = self.folder / request.project / request.name
+        return await open_model(
+            folder, request.project, request.name, request.base_model, request.config, host=self._by
+        )
 
     def _restore_trajectories(self, model: HostedModel) -> None:
         for trajectory_id, exchanges in model.log.open_trajectories().items():

@@ -67,7 +67,6 @@ class Sampled:
         self.prompt = prompt
         self.sampling = sampling
         self.finish_reason: FinishReason | None = None
-        self.text_length = 0
         self._parser = parser
         self._engine = engine
         self._session = session

@@ -193,20 +193,6 @@ class _Host(ModelHost):
         super().__init__(folder)
         self._parts = parts
 
-    def _open(self, name: str, request: RegisterRequest) -> asyncio.Task[HostedModel]:
-        async def opened() -> HostedModel:
-            try:
-                model = await self._opened(request)
-                self._restore_trajectories(model)
-                self._models[name] = model
-                return model
-            finally:
-                del self._opening[name]
-
-        task = self._opening[name] = asyncio.create_task(opened())
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return task
-
     async def _opened(self, request: RegisterRequest) -> HostedModel:
         folder = self.folder / request.project / request.name
         options = self.options.of_model(request.config)
