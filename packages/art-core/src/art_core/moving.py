@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, did_you_mean
 
 NAMES: dict[str, str] = {
     "LocalTrainResult": "train returns art_core.TrainResult",
@@ -69,13 +70,34 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "max_negative_advantage_importance_sampling_weight": "use correction_max",
         "num_iterations": "use epochs",
         "loss_fn": "use loss",
+        "mask_truncated_completions": "use truncated='mask'",
+        "max_seq_length": "use max_row_tokens, with overlong='cut', 'drop' or 'mask'",
+        "max_sequence_length": "use max_row_tokens, with overlong='cut', 'drop' or 'mask'",
         "normalize_advantages": "use scale_rewards",
+        "scale_by_std": "use scale_rewards",
         "save_checkpoint": "every step is a checkpoint; delete old ones with model.delete_checkpoints",
         "verbose": "leave it out; metrics are in the result",
     },
     "gather": {
         "max_metrics": "progress shows rollouts and failures only; leave it out",
         "pbar_total_completion_tokens": "leave it out; token counts are in trajectory.num_trained_tokens",
+    },
+    "config": {
+        "init_args": "use engine_args={'max_context_tokens': ...} for the longest sequence, and dtype",
+        "max_seq_length": "use engine_args={'max_context_tokens': ...}",
+        "peft_args": "use lora={'rank': ..., 'alpha': ..., 'target_modules': ...}",
+        "tinker_args": "leave it out; models are trained on machines of your own",
+    },
+    "engine": {
+        "max_model_len": "use max_context_tokens",
+        "max_num_seqs": "use max_concurrency",
+        "max_seq_length": "use max_context_tokens",
+    },
+    "lora": {"lora_alpha": "use alpha", "r": "use rank"},
+    "trainer": {
+        "learning_rate": "give it to model.train",
+        "max_grad_norm": "use grad_clip",
+        "max_seq_length": "use max_row_tokens in model.train",
     },
     "iterate_dataset": {"use_tqdm": "no progress is shown here; leave it out"},
     "log": {"trajectories": "give the groups as first argument"},
@@ -89,15 +111,17 @@ def hint(where: str, name: str) -> str | None:
     return _OPTIONS.get(where, {}).get(name)
 
 
-def refuse_unknown(where: str, unknown: Mapping[str, Any]) -> None:
-    """Refuse arguments that do not exist.
+def refuse_unknown(where: str, unknown: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """Refuse arguments that `function`, called `where`, does not have.
 
     Raises:
         ConfigError: there is one; the message names it, and what to write instead where that is known.
     """
+    known = [one.name for one in inspect.signature(function).parameters.values() if one.kind is not one.VAR_KEYWORD]
     for name in sorted(unknown):
         instead = hint(where, name)
-        raise ConfigError(f"{where} has no argument {name!r}" + (f": {instead}" if instead else ""))
+        meant = f": {instead}" if instead else did_you_mean(name, known)
+        raise ConfigError(f"{where} has no argument {name!r}{meant}")
 
 
 def missing_method(kind: str, name: str) -> AttributeError:
