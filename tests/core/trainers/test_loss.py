@@ -25,9 +25,9 @@ from art_core.trainers.loss import (
 from art_core.trainers.shift import PolicyShift, policy_shift
 from art_core.types import Objective
 
-LOGP = (-1.0, -2.0, -0.5)
-RATIO = (1.25, 1.5, 0.5)
-ADVANTAGE = (2.0, 1.0, -1.0)
+LOGP: Sequence[float] = (-1.0, -2.0, -0.5)
+RATIO: Sequence[float] = (1.25, 1.5, 0.5)
+ADVANTAGE: Sequence[float] = (2.0, 1.0, -1.0)
 
 
 def logs(values: Sequence[float], ratios: Sequence[float]) -> list[float]:
@@ -69,8 +69,8 @@ def value_and_gradient(objective: Objective, given: ScoredTokens) -> tuple[float
 
 def test_ppo_of_three_tokens() -> None:
     """Terms 1.25 * 2 (inside), 1.28 * 1 (clipped above) and 0.8 * -1 (clipped below)."""
-    for loss in ("ppo", "dapo"):
-        value, gradient = value_and_gradient(Objective(loss=loss), tokens(weight=[0.25] * 3))  # type: ignore[arg-type]
+    for objective in (Objective(loss="ppo"), Objective(loss="dapo")):
+        value, gradient = value_and_gradient(objective, tokens(weight=[0.25] * 3))
         assert value == pytest.approx(-(2.5 + 1.28 - 0.8) / 4, abs=1e-6)
         assert gradient == pytest.approx([-2.5 / 4, 0.0, 0.0], abs=1e-6)
 
@@ -296,7 +296,8 @@ def test_shifts_of_parts_add_up_to_that_of_the_whole() -> None:
 
 
 def test_shift_of_nothing() -> None:
-    empty = ScoredTokens(*(torch.empty(0) for _ in range(5)), row=torch.empty(0, dtype=torch.int64), num_rows=0)
+    none = torch.empty(0)
+    empty = ScoredTokens(none, none, none, none, none, row=torch.empty(0, dtype=torch.int64), num_rows=0)
     assert set(policy_shift(Objective(), empty).metrics().values()) == {0.0}
 
 
