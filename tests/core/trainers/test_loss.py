@@ -160,12 +160,23 @@ def test_kl_estimates_of_three_tokens() -> None:
     )
 
 
-def test_kl_is_added_to_the_loss_with_its_gradient() -> None:
-    objective = Objective(loss="reinforce", kl_coef=0.1)
-    given = tokens(advantage=[0.0, 0.0, 0.0], reference=[-1.5, -1.0, -0.5], weight=[0.5, 0.5, 0.5], mismatch=[0.5] * 3)
-    value, gradient = value_and_gradient(objective, given)
-    assert value == pytest.approx(0.05 * (math.exp(-0.5) - 0.5 + math.e - 2), abs=1e-6)
-    assert gradient == pytest.approx([0.05 * (1 - math.exp(-0.5)), 0.05 * (1 - math.e), 0.0], abs=1e-6)
+@pytest.mark.parametrize(
+    ("estimator", "estimates"),
+    [("k1", [0.5, -1.0, 0.0]), ("k3", [math.exp(-0.5) - 0.5, math.e - 2, 0.0])],
+)
+def test_kl_is_added_to_the_loss_times_the_ratio(estimator: Any, estimates: list[float]) -> None:
+    """The derivative of r k is r (k + k'), with k' 1 for k1 and 1 - exp(d) for k3; where r is 1, k3's is k1 itself."""
+    objective = Objective(loss="reinforce", kl_coef=0.1, kl_estimator=estimator)
+    reference = [-1.5, -1.0, -0.5]
+    derivative = [1.0] * 3 if estimator == "k1" else [1 - math.exp(r - p) for r, p in zip(reference, LOGP, strict=True)]
+    for ratio in ([1.0] * 3, RATIO):
+        given = tokens(ratio=ratio, advantage=[0.0] * 3, reference=reference, weight=[0.5] * 3, mismatch=[0.5] * 3)
+        value, gradient = value_and_gradient(objective, given)
+        assert value == pytest.approx(0.05 * sum(r * k for r, k in zip(ratio, estimates, strict=True)), abs=1e-6)
+        expected = [0.05 * r * (k + d) for r, k, d in zip(ratio, estimates, derivative, strict=True)]
+        assert gradient == pytest.approx(expected, abs=1e-6)
+        if estimator == "k3" and ratio is not RATIO:
+            assert gradient == pytest.approx([0.05 * 0.5, 0.05 * -1.0, 0.0], abs=1e-6)
 
 
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.sampled_from(["ppo", "cispo", "reinforce", "gspo"]))
@@ -251,7 +262,7 @@ def test_shift_of_three_tokens() -> None:
             "mismatch/ratio_max": 3.0,
             "mismatch/corrected_share": 1 / 3,
             "train/kl_reference": kl,
-            "train/kl_loss": 0.1 * kl * 3,
+            "train/kl_loss": 0.1 * 1.25 * kl * 3,
         },
         abs=1e-6,
     )
