@@ -66,11 +66,11 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "importance_sampling_level": "use loss='gspo' for ratios per sequence; the others have them per token",
         "kl_penalty_coef": "use kl_coef, with kl_in='advantage'",
         "kl_penalty_reference_step": "use kl_reference",
-        "max_negative_advantage_importance_sampling_weight": "use correction_max",
-        "num_iterations": "use epochs",
         "loss_fn": "use loss",
         "normalize_advantages": "use scale_rewards",
+        "num_iterations": "use epochs",
         "save_checkpoint": "every step is a checkpoint; delete old ones with model.delete_checkpoints",
+        "truncated_importance_sampling": "use correction_max",
         "verbose": "leave it out; metrics are in the result",
     },
     "gather": {
