@@ -25,9 +25,9 @@ from art_core.trainers.loss import (
 from art_core.trainers.shift import PolicyShift, policy_shift
 from art_core.types import Objective
 
-LOGP = (-1.0, -2.0, -0.5)
-RATIO = (1.25, 1.5, 0.5)
-ADVANTAGE = (2.0, 1.0, -1.0)
+LOGP: Sequence[float] = (-1.0, -2.0, -0.5)
+RATIO: Sequence[float] = (1.25, 1.5, 0.5)
+ADVANTAGE: Sequence[float] = (2.0, 1.0, -1.0)
 
 
 def logs(values: Sequence[float], ratios: Sequence[float]) -> list[float]:
@@ -69,8 +69,8 @@ def value_and_gradient(objective: Objective, given: ScoredTokens) -> tuple[float
 
 def test_ppo_of_three_tokens() -> None:
     """Terms 1.25 * 2 (inside), 1.28 * 1 (clipped above) and 0.8 * -1 (clipped below)."""
-    for loss in ("ppo", "dapo"):
-        value, gradient = value_and_gradient(Objective(loss=loss), tokens(weight=[0.25] * 3))  # type: ignore[arg-type]
+    for objective in (Objective(loss="ppo"), Objective(loss="dapo")):
+        value, gradient = value_and_gradient(objective, tokens(weight=[0.25] * 3))
         assert value == pytest.approx(-(2.5 + 1.28 - 0.8) / 4, abs=1e-6)
         assert gradient == pytest.approx([-2.5 / 4, 0.0, 0.0], abs=1e-6)
 
@@ -160,12 +160,23 @@ def test_kl_estimates_of_three_tokens() -> None:
     )
 
 
-def test_kl_is_added_to_the_loss_with_its_gradient() -> None:
-    objective = Objective(loss="reinforce", kl_coef=0.1)
-    given = tokens(advantage=[0.0, 0.0, 0.0], reference=[-1.5, -1.0, -0.5], weight=[0.5, 0.5, 0.5], mismatch=[0.5] * 3)
-    value, gradient = value_and_gradient(objective, given)
-    assert value == pytest.approx(0.05 * (math.exp(-0.5) - 0.5 + math.e - 2), abs=1e-6)
-    assert gradient == pytest.approx([0.05 * (1 - math.exp(-0.5)), 0.05 * (1 - math.e), 0.0], abs=1e-6)
+@pytest.mark.parametrize(
+    ("estimator", "estimates"),
+    [("k1", [0.5, -1.0, 0.0]), ("k3", [math.exp(-0.5) - 0.5, math.e - 2, 0.0])],
+)
+def test_kl_is_added_to_the_loss_times_the_ratio(estimator: Any, estimates: list[float]) -> None:
+    """The derivative of r k is r (k + k'), with k' 1 for k1 and 1 - exp(d) for k3; where r is 1, k3's is k1 itself."""
+    objective = Objective(loss="reinforce", kl_coef=0.1, kl_estimator=estimator)
+    reference = [-1.5, -1.0, -0.5]
+    derivative = [1.0] * 3 if estimator == "k1" else [1 - math.exp(r - p) for r, p in zip(reference, LOGP, strict=True)]
+    for ratio in ([1.0] * 3, RATIO):
+        given = tokens(ratio=ratio, advantage=[0.0] * 3, reference=reference, weight=[0.5] * 3, mismatch=[0.5] * 3)
+        value, gradient = value_and_gradient(objective, given)
+        assert value == pytest.approx(0.05 * sum(r * k for r, k in zip(ratio, estimates, strict=True)), abs=1e-6)
+        expected = [0.05 * r * (k + d) for r, k, d in zip(ratio, estimates, derivative, strict=True)]
+        assert gradient == pytest.approx(expected, abs=1e-6)
+        if estimator == "k3" and ratio is not RATIO:
+            assert gradient == pytest.approx([0.05 * 0.5, 0.05 * -1.0, 0.0], abs=1e-6)
 
 
 @given(st.lists(st.floats(-3, 3), min_size=3, max_size=3), st.sampled_from(["ppo", "cispo", "reinforce", "gspo"]))
@@ -251,7 +262,7 @@ def test_shift_of_three_tokens() -> None:
             "mismatch/ratio_max": 3.0,
             "mismatch/corrected_share": 1 / 3,
             "train/kl_reference": kl,
-            "train/kl_loss": 0.1 * kl * 3,
+            "train/kl_loss": 0.1 * 1.25 * kl * 3,
         },
         abs=1e-6,
     )
@@ -296,7 +307,8 @@ def test_shifts_of_parts_add_up_to_that_of_the_whole() -> None:
 
 
 def test_shift_of_nothing() -> None:
-    empty = ScoredTokens(*(torch.empty(0) for _ in range(5)), row=torch.empty(0, dtype=torch.int64), num_rows=0)
+    none = torch.empty(0)
+    empty = ScoredTokens(none, none, none, none, none, row=torch.empty(0, dtype=torch.int64), num_rows=0)
     assert set(policy_shift(Objective(), empty).metrics().values()) == {0.0}
 
 

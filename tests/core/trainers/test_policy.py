@@ -120,7 +120,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert set(found) == set(expected)
     scale = max(float(gradient.abs().max()) for gradient in expected.values())
     for name, gradient in expected.items():
-        assert float((found[name] - gradient).abs().max()) < 1e-5 * scale, name
+        assert float((found[name] - gradient).abs().max()) < min(1e-5, 2e-5 * scale), name
 
 
 @pytest.mark.parametrize("loss", get_args(LossName))
@@ -179,7 +179,7 @@ def test_other_architectures_give_the_same_gradients(
     policy, rows, objective = open_policy(folder), step_rows(100), Objective(loss="cispo")
     expected_loss, expected = peft_gradients(peft_model(folder, policy, tmp_path / "adapter"), rows, objective)
     found_loss, found = packed_gradients(policy, rows, objective, max_tokens=10_000)
-    assert found_loss == pytest.approx(expected_loss, rel=1e-5)
+    assert found_loss == pytest.approx(expected_loss, abs=5e-6)  # a sum of terms of either sign, each about 1
     assert_same(found, expected)
 
 

@@ -223,7 +223,7 @@ class Objective:
 
     `kl_coef` keeps the policy near a reference: the starting weights, or the adapter in the folder `kl_reference`. With
     `kl_in="loss"` the estimate is added to the loss, with `"advantage"` it is taken off the token's advantage, less its
-    mean over the step.
+    mean over the step. With `sft` there is none.
     """
 
     loss: LossName = "ppo"
@@ -273,11 +273,8 @@ class Objective:
             )
         if not 0.0 <= self.kl_coef < float("inf"):
             raise ConfigError(f"kl_coef is {self.kl_coef}; wanted a finite number, 0 or more")
-        if self.kl_coef and (self.kl_in, self.kl_estimator) == ("loss", "k1"):
-            raise ConfigError(
-                "kl_estimator 'k1' cannot be used with kl_in 'loss': the mean of its gradient is zero; wanted 'k3', or "
-                "kl_in 'advantage'"
-            )
+        if self.loss == "sft" and self.kl_coef:
+            raise ConfigError(f"loss 'sft' has no KL term, so kl_coef={self.kl_coef} would do nothing; leave it out")
         if self.loss == "reinforce" and self.updates > 1:
             raise ConfigError(
                 f"loss 'reinforce' has no ratio to the policy that sampled, so a second update on the same rows "

@@ -106,7 +106,11 @@ def probability_ratio(objective: Objective, tokens: ScoredTokens) -> Tensor:
 
 
 def token_losses(objective: Objective, tokens: ScoredTokens) -> tuple[Tensor, Tensor | None]:
-    """The loss that `objective` names, and its KL term before `kl_coef`, each (T,); no KL term where there is none."""
+    """The loss that `objective` names, and its KL term before `kl_coef`, each (T,); no KL term where there is none.
+
+    The KL term is the estimate times the ratio, through which its gradient flows: only so is the mean of the gradient
+    that of the KL itself, also where the ratio is 1 (DeepSeek-V3.2, arXiv 2512.02556).
+    """
     if objective.loss == "sft":
         return -tokens.logp, None
     ratio = probability_ratio(objective, tokens)
@@ -122,7 +126,7 @@ def token_losses(objective: Objective, tokens: ScoredTokens) -> tuple[Tensor, Te
     loss = loss * correction_weights(objective, tokens)
     if objective.kl_coef and objective.kl_in == "loss":
         assert tokens.reference_logp is not None
-        return loss, kl_estimate(tokens.logp, tokens.reference_logp, objective.kl_estimator)
+        return loss, ratio * kl_estimate(tokens.logp, tokens.reference_logp, objective.kl_estimator)
     return loss, None
 
 

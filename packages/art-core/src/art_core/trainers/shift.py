@@ -81,7 +81,7 @@ def policy_shift(objective: Objective, tokens: ScoredTokens) -> PolicyShift:
         kl_reference = float(kl_estimate(tokens.logp.double(), tokens.reference_logp.double(), "k3").sum())
         if objective.kl_in == "loss":
             kl = kl_estimate(tokens.logp, tokens.reference_logp, objective.kl_estimator)
-            kl_loss = objective.kl_coef * float((kl * tokens.weight).sum())
+            kl_loss = objective.kl_coef * float((ratio * kl * tokens.weight).sum())
     return PolicyShift(
         tokens=ratio.numel(),
         ratio=float(ratio.sum()),
