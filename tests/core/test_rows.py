@@ -243,13 +243,13 @@ def test_a_trajectory_of_three_rows_counts_once_in_the_statistics() -> None:
     """For each way to compare and to scale: mean and deviation are those of two trajectories, not of four rows."""
     many = attempt("many", *(call((number,), (9,)) for number in (1, 2, 3)))
     group = scored((many, 1.0), (attempt("one"), 0.0))
-    for options, wanted in (
-        ({"scale_rewards": "none"}, 0.5),
-        ({"scale_rewards": "group"}, 1.0),
-        ({"scale_rewards": "batch"}, 1.0),
-        ({"baseline": "leave_one_out"}, 1.0),
+    for config, wanted in (
+        (TrainConfig(scale_rewards="none"), 0.5),
+        (TrainConfig(scale_rewards="group"), 1.0),
+        (TrainConfig(scale_rewards="batch"), 1.0),
+        (TrainConfig(baseline="leave_one_out"), 1.0),
     ):
-        rows, _ = training_rows([group], policy_version=0, config=TrainConfig(**options))
+        rows, _ = training_rows([group], policy_version=0, config=config)
         assert [row.advantage for row in rows] == pytest.approx([wanted, wanted, wanted, -wanted], rel=1e-5)
 
 
@@ -258,8 +258,12 @@ def test_a_member_that_failed_or_has_no_reward_changes_nobody_elses_advantage() 
     plain = scored((attempt("a"), 0.0), (attempt("b"), -1.0), (attempt("c"), -1.0))
     members = [attempt("unset"), failed, *(member for member, _ in plain.members)]
     with_both = TrajectoryGroup(members).with_scores([None, 5.0, 0.0, -1.0, -1.0])
-    for options in ({}, {"scale_rewards": "batch"}, {"scale_rewards": False}, {"baseline": "leave_one_out"}):
-        config = TrainConfig(**options)
+    for config in (
+        TrainConfig(),
+        TrainConfig(scale_rewards="batch"),
+        TrainConfig(scale_rewards=False),
+        TrainConfig(baseline="leave_one_out"),
+    ):
         rows, counters = training_rows([with_both], policy_version=0, config=config)
         assert rows == training_rows([plain], policy_version=0, config=config)[0]
         assert counters["trajectories/excluded"] == 2
