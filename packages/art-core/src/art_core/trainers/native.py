@@ -198,7 +198,7 @@ class NativeTrainer:
         before = Snapshot(self._parameters.values(), self._optimizer if len(updates) > 1 else None)
         made: list[_Update] = []
         try:
-            known = self._known(rows, objective, guard, whole_step=len(updates) > 1)
+            known = self._known(rows, objective, guard) if len(updates) > 1 or objective.kl_coef else []
             for number, chosen in enumerate(updates, start=1):
                 of_update = [rows[index] for index in chosen]
                 is_last = number == len(updates)
@@ -222,21 +222,17 @@ class NativeTrainer:
         metrics |= {"train/step_s": elapsed_s, "train/tokens_per_s": metrics["train/computed_tokens"] / elapsed_s}
         return StepReport(self._step_count, metrics)
 
-    def _known(
-        self, rows: Sequence[TokenSample], objective: Objective, guard: _StepGuard, *, whole_step: bool
-    ) -> list[KnownRow]:
-        """What has to be computed for each row before the first update; empty where one update needs nothing."""
-        with_kl, in_advantage = objective.kl_coef > 0.0, objective.kl_in == "advantage"
-        if not whole_step and not with_kl:
-            return []
+    def _known(self, rows: Sequence[TokenSample], objective: Objective, guard: _StepGuard) -> list[KnownRow]:
+        """What has to be computed for each row before the first of several updates, or for a KL term."""
         batches = pack(rows, max_tokens=self._config.micro_batch_tokens)
 
         def logprobs() -> list[Tensor]:
             return row_logprobs(self._policy, rows, batches, on_layer=guard.check)
 
-        old = logprobs() if whole_step or in_advantage else None
+        in_advantage = objective.kl_in == "advantage"
+        old = logprobs() if objective.updates > 1 or in_advantage else None
         reference = advantages = None
-        if with_kl:
+        if objective.kl_coef:
             adapter = None if objective.kl_reference is None else read_adapter(objective.kl_reference)
             if adapter is not None:
                 self._policy.check_adapter(adapter, source=f"kl_reference {objective.kl_reference}")
