@@ -7,14 +7,14 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
-from art_core.control import ModelState
+from art_core.control import ModelState, SftRequest
 from art_core.errors import ConfigError, DataError, RunLockedError
 from art_core.hosting.exchanges import ExchangeLog
 from art_core.hosting.opening import Parts
@@ -27,12 +27,16 @@ from art_core.render import ChatRenderer
 from art_core.runs import ModelRun
 from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
+from art_core.sft.preparing import PreparedSet, prepare
+from art_core.sft.run import SftRun
+from art_core.sft_config import SftConfig
 from art_core.storage import RunStore
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
 from art_core.types import Checkpoint, StepReport, TokenSample
 
 _logger = logging.getLogger(__name__)
 
+_SFT = "supervised training"
 _LOCK_WAIT_S = 5.0
 """A server whose parent was killed needs a moment to end; a new one waits so long for its folder."""
 
@@ -127,16 +131,7 @@ class HostedModel:
     ) -> StepReport:
         """One step on `groups`, see `Backend.train`. `on_turn` is told how long it waited for steps before it."""
         scored = _scored(groups, self.name)
-        if self._turn.locked():
-            on_progress("waiting for the step before")
-        asked = time.monotonic()
-        async with self._turn:
-            on_turn(time.monotonic() - asked)
-            if not self._aligned():
-                on_progress("going back to the newest checkpoint")
-                await self._align()
-            trainer = self._trainer
-            assert trainer is not None, "aligned models have one"
+        async with self._next_turn(on_progress, on_turn) as trainer:
             rows, counters = await asyncio.to_thread(
                 training_rows,
                 scored,
@@ -149,11 +144,72 @@ class HostedModel:
             try:
                 return await self._whole(self._running, trainer)
             except BaseException as error:
-                if not self.engine.ended and self.engine.policy_version != self.step:
-                    self.fault = f"its last step could not be checked ({type(error).__name__}: {error})"
+                self._blame(error)
                 raise
             finally:
                 self._ready.set()
+
+    async def train_sft(
+        self, request: SftRequest, on_progress: Callable[[str], None], on_turn: Callable[[float], None]
+    ) -> StepReport:
+        """Supervised training, see `Backend.train_sft`. Meanwhile the weights that it began with are served."""
+        config = SftConfig.made(None, request.options)
+        on_progress(f"reading {len(request.examples)} examples")
+        training, validation = await asyncio.to_thread(self._prepared, request, config)
+        async with self._next_turn(on_progress, on_turn) as trainer:
+            logged = {report.step for report in self.run.steps()}
+            run = SftRun(
+                training=training,
+                validation=validation,
+                config=config,
+                trainer=trainer,
+                engine=self.engine,
+                store=self.store,
+                canary=self._canary,
+                checkpoints=self._checkpoints,
+                log_step=lambda report: None if report.step in logged else self.run.log_step(report),
+                on_progress=on_progress,
+                counters={"sft/trajectories_failed": float(request.num_failed)},
+            )
+            self._running = asyncio.create_task(run.execute(), name=_SFT)
+            try:
+                report = await self._running
+                self._checkpoints |= run.made
+                return report
+            except BaseException as error:
+                self._blame(error)
+                raise
+            finally:
+                self._ready.set()
+
+    def _prepared(self, request: SftRequest, config: SftConfig) -> tuple[PreparedSet, PreparedSet | None]:
+        limit = self.engine.max_context_tokens
+        training = prepare(request.examples, self._renderer, config, max_context_tokens=limit)
+        if not request.validation:
+            return training, None
+        what = "validation examples"
+        return training, prepare(request.validation, self._renderer, config, max_context_tokens=limit, what=what)
+
+    @contextlib.asynccontextmanager
+    async def _next_turn(
+        self, on_progress: Callable[[str], None], on_turn: Callable[[float], None]
+    ) -> AsyncIterator[Trainer]:
+        """The trainer, at the newest checkpoint, for one training at a time."""
+        if self._turn.locked():
+            on_progress("waiting for the step before")
+        asked = time.monotonic()
+        async with self._turn:
+            on_turn(time.monotonic() - asked)
+            if not self._aligned():
+                on_progress("going back to the newest checkpoint")
+                await self._align()
+            assert self._trainer is not None, "aligned models have one"
+            yield self._trainer
+
+    def _blame(self, error: BaseException) -> None:
+        """Answer no calls where what is served was loaded by a training that ended with `error` before its check."""
+        if not self.engine.ended and self.engine.policy_version != self.step:
+            self.fault = f"its last step could not be checked ({type(error).__name__}: {error})"
 
     async def realign(self) -> None:
         """Put trainer and engine at the newest checkpoint, with a new engine where the old one ended."""
@@ -198,6 +254,8 @@ class HostedModel:
         """Free everything, and the folder's lock last, after a step that is being made. May be called twice."""
         try:
             if self._running is not None:
+                if self._running.get_name() == _SFT:
+                    self._running.cancel()  # it may take hours, and goes on from its newest checkpoint
                 await asyncio.wait({self._running})
             if self._engine is not None:
                 await self._engine.aclose()
