@@ -36,7 +36,10 @@ class _Body(BaseModel):
 
 
 class ModelState(_Body):
-    """A registered model. `inference_name` is what a request's `model` says; it always means the newest step."""
+    """A registered model. `inference_name` is what a request's `model` says; it always means the newest step.
+
+    `supervised_updates` of its steps were made by `train_sft`.
+    """
 
     project: str
     name: str
@@ -45,6 +48,7 @@ class ModelState(_Body):
     step: int
     checkpoint_steps: list[int]
     folder: str
+    supervised_updates: int = 0
 
 
 class RegisterRequest(_Body):

@@ -249,13 +249,14 @@ class TrainableModel:
         return (await self.backend().state(self.project, self.name)).step
 
     async def get_num_batches(self) -> int:
-        """How many batches `train` was called with: the steps it made, and those it skipped.
+        """How many batches `train` was called with: the steps it made, and those it skipped. Not those of `train_sft`.
 
         The `initial_step` of `iterate_dataset` for a script that is started again.
         """
         records = await self.backend().logged_metrics(self.project, self.name)
         skipped = sum(record.metrics.get(_SKIPPED, 0.0) for record in records)
-        return await self.get_step() + round(skipped)
+        state = await self.backend().state(self.project, self.name)
+        return state.step - state.supervised_updates + round(skipped)
 
     async def train(
         self, groups: Iterable[TrajectoryGroup], config: TrainConfig | None = None, **options: Any

@@ -28,7 +28,7 @@ from art_core.runs import ModelRun
 from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
 from art_core.sft.preparing import PreparedSet, prepare
-from art_core.sft.run import SftRun
+from art_core.sft.run import SftRun, num_supervised
 from art_core.sft_config import SftConfig
 from art_core.storage import RunStore
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
@@ -69,6 +69,7 @@ class HostedModel:
         self._parts = parts
         self._turn = asyncio.Lock()
         self._checkpoints: dict[int, Checkpoint] = {}
+        self._num_supervised = 0
         self._renderer: ChatRenderer
         self._canary: WeightSyncCanary
         self._trainer: Trainer | None = None
@@ -98,6 +99,7 @@ class HostedModel:
             step=self.step,
             checkpoint_steps=sorted(self._checkpoints),
             folder=str(self.store.folder),
+            supervised_updates=self._num_supervised,
         )
 
     def served(self, engine: Engine | None = None, **fields: Any) -> Served:
@@ -175,6 +177,7 @@ class HostedModel:
             try:
                 report = await self._running
                 self._checkpoints |= run.made
+                self._num_supervised = num_supervised(self.run.steps())
                 return report
             except BaseException as error:
                 self._blame(error)
@@ -355,6 +358,7 @@ class HostedModel:
                 cursor = self.store.load(checkpoint)
                 metrics = {**cursor.get("counters", {}), **cursor.get("metrics", {})}
                 self.run.log_step(StepReport(checkpoint.step, metrics))
+        self._num_supervised = num_supervised(self.run.steps())
 
     def _remedy(self) -> str:
         return f"register {self.name!r} again to go on from step {self.step}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -235,6 +235,19 @@ class SftRun:
             num_tokens += len(logprobs)
         self.on_progress(f"held-out loss {when} training: {total / num_tokens:.4f}")
         return total / num_tokens
+
+
+def num_supervised(reports: Iterable[StepReport]) -> int:
+    """How many of the steps of a model were updates of supervised trainings, by the reports that were logged.
+
+    Of each training, the newest that was logged is enough: its updates follow each other.
+    """
+    made: dict[int, int] = {}
+    for report in reports:
+        if update := round(report.metrics.get("sft/update", 0.0)):
+            start = report.step - update
+            made[start] = max(update, made.get(start, 0))
+    return sum(made.values())
 
 
 async def _trained_logprobs(row: TokenSample, trainer: Trainer) -> list[float]:
