@@ -27,7 +27,7 @@ from art_core.render import ChatRenderer
 from art_core.runs import ModelRun
 from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
-from art_core.sft.preparing import PreparedSet, prepare
+from art_core.sft.preparing import prepared
 from art_core.sft.run import SftRun, num_supervised
 from art_core.sft_config import SftConfig
 from art_core.storage import RunStore
@@ -157,7 +157,8 @@ class HostedModel:
         """Supervised training, see `Backend.train_sft`. Meanwhile the weights that it began with are served."""
         config = SftConfig.made(None, request.options)
         on_progress(f"reading {len(request.examples)} examples")
-        training, validation = await asyncio.to_thread(self._prepared, request, config)
+        limit = self.engine.max_context_tokens
+        training, validation = await asyncio.to_thread(prepared, request, self._renderer, config, limit)
         async with self._next_turn(on_progress, on_turn) as trainer:
             logged = {report.step for report in self.run.steps()}
             run = SftRun(
@@ -184,14 +185,6 @@ class HostedModel:
                 raise
             finally:
                 self._ready.set()
-
-    def _prepared(self, request: SftRequest, config: SftConfig) -> tuple[PreparedSet, PreparedSet | None]:
-        limit = self.engine.max_context_tokens
-        training = prepare(request.examples, self._renderer, config, max_context_tokens=limit)
-        if not request.validation:
-            return training, None
-        what = "validation examples"
-        return training, prepare(request.validation, self._renderer, config, max_context_tokens=limit, what=what)
 
     @contextlib.asynccontextmanager
     async def _next_turn(

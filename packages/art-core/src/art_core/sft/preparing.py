@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from art_core.control import SftExample
+from art_core.control import SftExample, SftRequest
 from art_core.errors import ConfigError, DataError
 from art_core.sft.masks import answers_of, joined
 from art_core.sft.reading import refuse_faulty
@@ -30,6 +30,21 @@ class PreparedSet:
     @property
     def rows(self) -> list[TokenSample]:
         return [row for example in self.examples for row in example]
+
+
+def prepared(
+    request: SftRequest, renderer: ChatRenderer, config: SftConfig, max_context_tokens: int
+) -> tuple[PreparedSet, PreparedSet | None]:
+    """The rows to train on, and those held out, if there are any.
+
+    Raises:
+        ConfigError, DataError: as `prepare`.
+    """
+    training = prepare(request.examples, renderer, config, max_context_tokens=max_context_tokens)
+    if not request.validation:
+        return training, None
+    what = "validation examples"
+    return training, prepare(request.validation, renderer, config, max_context_tokens=max_context_tokens, what=what)
 
 
 def prepare(
@@ -54,7 +69,7 @@ def prepare(
     counts: Counter[str] = Counter()
     faults: list[str] = []
     overlong: list[str] = []
-    prepared: list[tuple[TokenSample, ...]] = []
+    kept: list[tuple[TokenSample, ...]] = []
     for example in examples:
         try:
             answers = answers_of(example, renderer, config.train_on)
@@ -77,7 +92,7 @@ def prepare(
         elif not rows:
             counts["examples_without_answer"] += 1
         if rows:
-            prepared.append(tuple(rows))
+            kept.append(tuple(rows))
             counts["forks"] += len(rows) - 1
     refuse_faulty(faults, len(examples), what)
     if overlong and config.overlong == "refuse":
@@ -86,19 +101,19 @@ def prepare(
             f"{len(overlong)} of {len(examples)} {what} have more than {limit} tokens, nothing was begun: {shown}; "
             "shorten them, or leave them out with overlong='skip', or their ends with overlong='cut'"
         )
-    if not prepared:
+    if not kept:
         raise DataError(f"none of the {len(examples)} {what} can be trained on: all are longer than {limit} tokens")
     counted = {f"sft/{name}": float(counts[name]) for name in _COUNTED}
-    rows = [row for rows_of_one in prepared for row in rows_of_one]
-    keys = Counter(tuple((row.token_ids, row.trained) for row in one) for one in prepared)
+    rows = [row for rows_of_one in kept for row in rows_of_one]
+    keys = Counter(tuple((row.token_ids, row.trained) for row in one) for one in kept)
     counted |= {
-        "sft/examples": float(len(prepared)),
-        "sft/duplicates": float(len(prepared) - len(keys)),
+        "sft/examples": float(len(kept)),
+        "sft/duplicates": float(len(kept) - len(keys)),
         "sft/rows": float(len(rows)),
         "sft/row_tokens": float(sum(len(row.token_ids) for row in rows)),
         "sft/trained_tokens": float(sum(row.num_trained for row in rows)),
     }
-    return PreparedSet(tuple(prepared), counted, _digest(prepared))
+    return PreparedSet(tuple(kept), counted, _digest(kept))
 
 
 _COUNTED = (
