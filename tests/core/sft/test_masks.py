@@ -37,8 +37,9 @@ def call(number: int, at: str) -> dict[str, Any]:
 
 
 def text_of(renderer: ChatRenderer, ids: Any) -> str:
-    encoder = getattr(renderer, "_decoded", None)
-    return encoder(list(ids)) if encoder else renderer._tokenizer.decode(list(ids))  # type: ignore[attr-defined]
+    decode: Any = getattr(renderer, "_decoded", None)
+    whole: Any = renderer
+    return str((decode or whole._tokenizer.decode)(list(ids)))
 
 
 def trained_text(renderer: ChatRenderer, row: TokenSample) -> str:
@@ -274,4 +275,4 @@ def test_tools_for_a_template_that_knows_none() -> None:
             return getattr(renderer, name)
 
     with pytest.raises(DataError, match="template of this model knows none"):
-        answers_of(example([USER, {"role": "assistant", "content": "A"}], TOOLS), WithoutTools(), "all")  # type: ignore[arg-type]
+        answers_of(example([USER, {"role": "assistant", "content": "A"}], TOOLS), WithoutTools(), "all")

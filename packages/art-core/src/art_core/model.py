@@ -299,10 +299,10 @@ class TrainableModel:
 
     async def train_sft(
         self,
-        data: str | Path | Iterable[Trajectory] | Iterable[TrajectoryGroup],
+        data: str | Path | Iterable[Trajectory | TrajectoryGroup],
         config: SftConfig | None = None,
         *,
-        validation: str | Path | Iterable[Trajectory] | Iterable[TrajectoryGroup] | None = None,
+        validation: str | Path | Iterable[Trajectory | TrajectoryGroup] | None = None,
         on_progress: Callable[[str], None] | None = None,
         **options: Any,
     ) -> TrainResult:

@@ -49,7 +49,7 @@ def check_conversation(messages: Any, tools: Any = (), *, one_call: bool = False
     if not isinstance(messages, list | tuple) or not messages:
         raise DataError("'messages' is empty or no list; wanted a conversation with an answer of the assistant")
     names = _tool_names(tools)
-    trained = set(trained_turns([m for m in messages if isinstance(m, Mapping)]))
+    trained = set(trained_turns([dict(m) if isinstance(m, Mapping) else {} for m in messages]))
     calls: dict[str, None] = {}  # ids of calls without a result so far
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping):
