@@ -13,7 +13,7 @@ import art_core as art
 from art_core.backends import LocalBackend, RemoteBackend
 from art_core.backends.http import HttpBackend
 from art_core.config import TrainConfig
-from art_core.control import RegisterRequest
+from art_core.control import RegisterRequest, SftExample, SftRequest
 from art_core.errors import ConfigError, DataError, ModelNotFoundError, UnknownTrajectoryError
 from art_core.hosting.host import ModelHost
 from art_core.hosting.options import HostOptions
@@ -155,6 +155,63 @@ async def test_a_group_without_signal_makes_no_step(backend: Backend, base_model
     assert (await backend.state("p", "flat")).checkpoint_steps == []
 
 
+def examples(*answers: str) -> list[SftExample]:
+    turns = [[{"role": "user", "content": "Say it."}, {"role": "assistant", "content": answer}] for answer in answers]
+    return [SftExample(source=f"data.jsonl:{n}", messages=messages) for n, messages in enumerate(turns, 1)]
+
+
+async def test_supervised_training_is_made_once_and_served(backend: Backend, base_model: str) -> None:
+    await registered(backend, "taught", base_model)
+    options = {"epochs": 2, "batch_size": 2, "save_every": 3, "learning_rate": 1e-2}
+    request = SftRequest(examples=examples("a", "b", "c"), validation=examples("a"), options=options, num_failed=1)
+    lines: list[str] = []
+    report = await backend.train_sft("p", "taught", request, on_progress=lines.append)
+    assert report.step == 4
+    told = {
+        "updates": 4.0,
+        "examples": 3.0,
+        "trained_tokens": 6.0,
+        "trajectories_failed": 1.0,
+        "validation_examples": 1.0,
+    }
+    assert {name: report.metrics[f"sft/{name}"] for name in told} == told
+    if not has_no_weights(backend):
+        assert report.metrics["sft/loss_last"] < report.metrics["sft/loss_first"]
+        assert report.metrics["sft/validation_loss_after"] < report.metrics["sft/validation_loss_before"]
+    assert any(line.startswith("update 4 of 4: loss ") for line in lines)
+    state = await backend.state("p", "taught")
+    assert (state.step, state.checkpoint_steps) == (4, [3, 4])
+    again = await backend.train_sft("p", "taught", request)
+    assert (again.step, again.metrics["sft/already_finished"]) == (4, 1.0)
+    report = await backend.train("p", "taught", [await group(backend, "taught", "after", max_tokens=4)], CONFIG)
+    assert report.step == 5
+    again = await backend.train_sft("p", "taught", request)
+    assert (again.step, again.metrics["sft/already_finished"]) == (5, 1.0)
+    steps = (Path(state.folder) / "steps.jsonl").read_text()
+    assert [f'"step": {step}' in steps for step in range(7)] == [False, True, True, True, True, True, False]
+
+
+async def test_supervised_training_on_recorded_calls(backend: Backend, base_model: str) -> None:
+    await registered(backend, "own", base_model)
+    recorded = await rollout(backend, "own", "own", None, max_tokens=3, temperature=0.3)
+    request = SftRequest(examples=[SftExample(source="t", exchanges=recorded.exchanges)])
+    report = await backend.train_sft("p", "own", request)
+    assert (report.step, report.metrics["sft/trained_tokens"]) == (1, float(recorded.num_trained_tokens))
+    await registered(backend, "other", base_model)
+    with pytest.raises(DataError, match="were answered by 'p/own' and not by 'p/other'"):
+        await backend.train_sft("p", "other", request)
+
+
+async def test_examples_that_cannot_be_trained_on_are_refused(backend: Backend, base_model: str) -> None:
+    await registered(backend, "refused", base_model)
+    long = SftRequest(examples=examples("a", "b" * 5000))
+    with pytest.raises(DataError, match=r"1 of 2 examples have more than \d+ tokens.*data.jsonl:2 has 50\d\d"):
+        await backend.train_sft("p", "refused", long)
+    with pytest.raises(ConfigError, match="train_sft has no option 'peak_lr': use learning_rate"):
+        await backend.train_sft("p", "refused", SftRequest(examples=examples("a"), options={"peak_lr": 1}))
+    assert (await backend.state("p", "refused")).step == 0
+
+
 async def test_calls_outside_a_trajectory_are_found_by_their_ids(backend: Backend, base_model: str) -> None:
     await registered(backend, "found", base_model)
     async with client_of(backend, api_key=backend.api_key) as client:  # type: ignore[arg-type]
@@ -211,6 +268,7 @@ async def test_an_unknown_model_is_refused(backend: Backend) -> None:
         backend.state("p", "unknown"),
         backend.open_trajectory("p", "unknown", "x"),
         backend.train("p", "unknown", [], CONFIG),
+        backend.train_sft("p", "unknown", SftRequest(examples=examples("a"))),
     ):
         with pytest.raises(ModelNotFoundError, match="'p/unknown' is not registered"):
             await call

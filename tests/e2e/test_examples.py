@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from art_core.control import RegisterRequest
 from art_core.errors import ModelNotFoundError
 from art_core.runs import run
-from art_core.testing import write_tiny_model
+from art_core.testing import InProcessBackend, write_tiny_model
 from art_core.weights.source import resolve_model
 from art_ruler.fakes import HeuristicJudge
 from art_ruler.testing_server import FakeJudgeServer
@@ -70,11 +72,11 @@ def command(name: str, *arguments: str | Path) -> list[str | Path]:
     return [sys.executable, EXAMPLES / f"{name}.py", *arguments]
 
 
-def finished(name: str, *arguments: str | Path, timeout_s: float = 280.0) -> str:
+def finished(name: str, *arguments: str | Path, timeout_s: float = 280.0, **variables: str) -> str:
     """What the example prints."""
     done = subprocess.run(
         command(name, *arguments),
-        env={**environment(), "ART_API_KEY": "secret"},
+        env={**environment(), "ART_API_KEY": "secret", **variables},
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -98,6 +100,48 @@ def test_it_trains(name: str, server: tuple[str, Path], tiny: Path) -> None:
     assert least <= min(calls)
     assert max(calls) <= most
     assert {exchange.policy_version for t in trajectories for exchange in t.exchanges} == {0}
+
+
+@pytest.mark.slow
+async def test_distil_from_a_teacher_and_nothing_twice(server: tuple[str, Path], tiny: Path, tmp_path: Path) -> None:
+    days = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+    asked: list[str] = []
+
+    def teacher(prompt: str) -> str:  # right about Mondays alone
+        asked.append(prompt)
+        _, after, day = re.findall(r"(comes (\d+) days after (\w+))", prompt)[0]
+        return f"{days[int(after) % 7]}." if day == "Monday" else "I do not know."
+
+    async with InProcessBackend(teacher, api_key="k") as backend:
+        await backend.register(RegisterRequest(project="t", name="teacher", base_model="b"))
+        arguments = (f"{backend.base_url}/v1", "t/teacher", "--model", tiny, "--epochs", "1", "--samples", "2")
+        more = ("--url", server[0], "--path", tmp_path)
+        first = await asyncio.to_thread(finished, "distill_from_teacher", *arguments, *more, TEACHER_API_KEY="k")
+        second = await asyncio.to_thread(finished, "distill_from_teacher", *arguments, *more, TEACHER_API_KEY="k")
+    lines = (tmp_path / "weekdays.jsonl").read_text().splitlines()
+    assert len(asked) == 112
+    assert [len(json.loads(line)["messages"]) for line in lines] == [2] * 8, "each right answer once"
+    assert all("after Monday" in line for line in lines)
+    told = first.splitlines()
+    assert told[0] == "teacher: 16 of 112 right, 8 examples"
+    assert re.fullmatch(r"step 1  loss \d\.\d\d to \d\.\d\d", told[1])
+    assert re.fullmatch(r"right: 0\.\d\d after, 0\.\d\d before", told[2])
+    assert second.splitlines()[0] == f"{told[1]}  the same training was finished before"
+
+
+@pytest.mark.slow
+def test_warm_up_then_rl_goes_on(server: tuple[str, Path], tiny: Path) -> None:
+    arguments = ("--model", tiny, "--epochs", "1", "--steps", "1", "--url", server[0])
+    first, second = (finished("warm_up_then_rl", *arguments).splitlines() for _ in range(2))
+    assert re.fullmatch(r"warm-up  loss \d\.\d\d to \d\.\d\d", first[0])
+    assert second[0] == f"{first[0]}  the same training was finished before"
+    # A random model that has seen twelve greetings writes no JSON, so its rewards are alike and no step is made.
+    alike = "step 3  reward 0.00  in 2 of 2 groups all rewards are equal"
+    assert (first[1:], second[1:]) == ([alike], [alike])
+    done = run(server[1], "greeter")
+    assert {report.step for report in done.steps()} == {1, 2, 3}
+    tasks = [next(iter(group)).messages()[1]["content"] for group in done.groups("train")]
+    assert len(set(tasks)) == 4, "the second start goes on with other tasks"
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from art_core.config import TrainConfig
 from art_core.errors import ArtError
 from art_core.protocols import Backend, Engine, Judge, Recorder, Store, Trainer
 from art_core.samples import to_samples
+from art_core.sft_config import SftConfig
 from art_core.trajectories import History, ScoredGroup, Trajectory, TrajectoryGroup
 from art_core.types import Checkpoint, Exchange, Objective, Sampling, StepReport, TokenChunk, TokenSample
 
@@ -40,6 +41,7 @@ __all__ = [
     "RemoteBackend",
     "Sampling",
     "ScoredGroup",
+    "SftConfig",
     "StepReport",
     "Store",
     "TokenChunk",

@@ -7,11 +7,12 @@
     POST   /api/trajectories/{id}/close                     -> ExchangeList    whole record, in order
     POST   /api/models/{project}/{name}/exchanges    LookupRequest -> ExchangeList   of calls outside any trajectory
     POST   /api/models/{project}/{name}/train        TrainRequest  -> JSON lines of TrainEvent
+    POST   /api/models/{project}/{name}/train_sft    SftRequest    -> JSON lines of TrainEvent
     POST   /api/models/{project}/{name}/log          LogRequest    -> {}
     GET    /api/models/{project}/{name}/metrics             -> MetricHistory
     POST   /api/models/{project}/{name}/checkpoints/delete   DeleteRequest -> ModelState
 
-A train request's last line is a `result` or an `error`. Every request carries `Authorization: Bearer <key>` where the
+The last line of a training is a `result` or an `error`. Every request carries `Authorization: Bearer <key>` where the
 server has a key. An error is an OpenAI error object whose `code` names the class in `art_core.errors` where it is one
 of these, so that the client raises what the server raised.
 """
@@ -23,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from art_core.trajectories import Trajectory
-from art_core.types import Exchange
+from art_core.types import ChatMessage, Exchange, ToolSpec
 
 T = TypeVar("T")
 _Many = Annotated[list[T], FailFast()]
@@ -35,7 +36,10 @@ class _Body(BaseModel):
 
 
 class ModelState(_Body):
-    """A registered model. `inference_name` is what a request's `model` says; it always means the newest step."""
+    """A registered model. `inference_name` is what a request's `model` says; it always means the newest step.
+
+    `supervised_updates` of its steps were made by `train_sft`.
+    """
 
     project: str
     name: str
@@ -44,6 +48,7 @@ class ModelState(_Body):
     step: int
     checkpoint_steps: list[int]
     folder: str
+    supervised_updates: int = 0
 
 
 class RegisterRequest(_Body):
@@ -88,8 +93,29 @@ class TrainRequest(_Body):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
+class SftExample(_Body):
+    """A demonstration: recorded calls, or a conversation whose answers of the assistant are learned.
+
+    `source` names it in messages of errors: `train.jsonl:12`. An answer with `weight` 0 is context.
+    """
+
+    source: str
+    messages: list[ChatMessage] = Field(default_factory=list)
+    tools: list[ToolSpec] = Field(default_factory=list)
+    exchanges: _Many[Exchange] = Field(default_factory=list)
+
+
+class SftRequest(_Body):
+    """`options` are the fields of `art_core.SftConfig`; `num_failed` trajectories were left out by the client."""
+
+    examples: _Many[SftExample]
+    validation: _Many[SftExample] = Field(default_factory=list)
+    num_failed: int = Field(default=0, ge=0)
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
 class TrainEvent(_Body):
-    """One line of the answer to a train request.
+    """One line of the answer to a request that trains.
 
     `progress`: still at work (also sent every few seconds, so that a dead connection is noticed). `result`: `step` and
     `metrics` of the finished step. `error`: an error object, see above.

@@ -43,14 +43,14 @@ async def train_step(
     report = await trainer.step(rows, objective)
     return_free_memory()
     trained = time.monotonic()
-    checkpoint = await _committed(store, trainer, {**cursor, "metrics": report.metrics})
+    checkpoint = await committed(store, trainer, {**cursor, "metrics": report.metrics})
     await engine.load(checkpoint)
     synced = await canary.check(engine, trainer)
     times = {"time/train_s": trained - started, "time/sync_s": time.monotonic() - trained}
     return StepReport(report.step, {**report.metrics, **synced, **times, "step/skipped": 0.0})
 
 
-async def _committed(store: Store, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:
+async def committed(store: Store, trainer: Trainer, cursor: dict[str, Any]) -> Checkpoint:
     """The checkpoint of the trainer's step, written off the event loop. Also cancelled, it is whole when this ends."""
     committing = asyncio.ensure_future(asyncio.to_thread(store.commit, trainer, cursor))
     try:

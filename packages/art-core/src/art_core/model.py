@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.capturing import NO_KEY, served_model
@@ -15,8 +16,11 @@ from art_core.control import ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
 from art_core.moving import missing_method, refuse_unknown
 from art_core.outcomes import best_step, error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
+from art_core.progress import lines_now_and_then
 from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
+from art_core.sft.client import train_sft
+from art_core.sft_config import SftConfig
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
 from art_core.types import Exchange, StepReport
 from art_core.values import check_name, json_value
@@ -100,7 +104,7 @@ class Model:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What `train` did. `step` is the step that is served now.
+    """What `train`, or `train_sft`, did. `step` is the step that is served now.
 
     `skipped` says why no step was made, and is None when one was. `metrics` are named `area/name`.
     """
@@ -245,13 +249,14 @@ class TrainableModel:
         return (await self.backend().state(self.project, self.name)).step
 
     async def get_num_batches(self) -> int:
-        """How many batches `train` was called with: the steps it made, and those it skipped.
+        """How many batches `train` was called with: the steps it made, and those it skipped. Not those of `train_sft`.
 
         The `initial_step` of `iterate_dataset` for a script that is started again.
         """
         records = await self.backend().logged_metrics(self.project, self.name)
         skipped = sum(record.metrics.get(_SKIPPED, 0.0) for record in records)
-        return await self.get_step() + round(skipped)
+        state = await self.backend().state(self.project, self.name)
+        return state.step - state.supervised_updates + round(skipped)
 
     async def train(
         self, groups: Iterable[TrajectoryGroup], config: TrainConfig | None = None, **options: Any
@@ -291,6 +296,37 @@ class TrainableModel:
         _logger.warning("model %s: no training step was made: %s", self.name, reason)
         await backend.log(self.project, self.name, [], split="train", step=report.step, metrics={_SKIPPED: 1.0})
         return TrainResult(report.step, report.metrics, skipped=reason)
+
+    async def train_sft(
+        self,
+        data: str | Path | Iterable[Trajectory | TrajectoryGroup],
+        config: SftConfig | None = None,
+        *,
+        validation: str | Path | Iterable[Trajectory | TrajectoryGroup] | None = None,
+        on_progress: Callable[[str], None] | None = None,
+        **options: Any,
+    ) -> TrainResult:
+        """Supervised training on demonstrations; when it returns, its weights are served.
+
+        `data` is a file of conversations, one JSON object in a line, as OpenAI's fine-tuning takes it; or trajectories,
+        of which those that failed are left out. A trajectory with recorded calls of this model is trained on the tokens
+        that were sampled; another one, on the answers of its messages. `options` are those of `SftConfig`, and go
+        before `config`. The loss of `validation` is told before and after.
+
+        Called again with the same data and options, it goes on where it was interrupted, also within an epoch, and ends
+        with the same weights; finished, it is not made twice: the result is that of the first time, with `skipped`.
+        `on_progress` gets a line for each update; without it, some are written to standard error.
+
+        Raises:
+            DataError: an example cannot be trained on, as `file:line` with the reason; nothing was begun.
+            ConfigError: an option that does not exist, or another such training was interrupted.
+        """
+        backend = self.backend()
+        made = SftConfig.made(config, options)
+        told = on_progress or lines_now_and_then(f"sft {self.name}")
+        report = await train_sft(backend, self.project, self.name, data, validation, made, on_progress=told)
+        finished = report.metrics.get("sft/already_finished")
+        return TrainResult(report.step, report.metrics, "the same training was finished before" if finished else None)
 
     async def log(
         self,

@@ -18,7 +18,7 @@ NAMES: dict[str, str] = {
     "SkyPilotBackend": "run `art serve` on the machine you rented, and use art_core.RemoteBackend(url, api_key=...)",
     "TinkerBackend": "use art_core.LocalBackend() or art_core.RemoteBackend(url, api_key=...)",
     "Tools": "tools are list[dict[str, Any]] in the OpenAI wire shape",
-    "TrainSFTConfig": "supervised training has no public call yet; art-mcp warms up with it",
+    "TrainSFTConfig": "use art_core.SftConfig, or give its fields to model.train_sft",
     "auto_trajectory": "the trajectory is what `async with art_core.capture(model) as trajectory:` gives",
     "capture_auto_trajectory": "write `async with art_core.capture(model) as trajectory:` around the calls",
     "capture_yielded_trajectory": "return the trajectory from the rollout",
@@ -38,12 +38,11 @@ _METHODS: dict[str, str] = {
     "merge_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
     "overwrite_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
     "read_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
-    "train_sft": "supervised training has no public call yet",
     "update_wandb_config": "metrics are in the run folder",
     "write_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
 }
 
-_OF_TRAINABLE = ("backend", "delete_checkpoints", "get_step", "log", "register", "train")
+_OF_TRAINABLE = ("backend", "delete_checkpoints", "get_step", "log", "register", "train", "train_sft")
 _ONLY_TRAINABLE = (
     "only a TrainableModel has a backend, steps and a run folder; log what another model did with that one's "
     "model.log(groups, split='val/<name>')"
@@ -76,6 +75,18 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "save_checkpoint": "every step is a checkpoint; delete old ones with model.delete_checkpoints",
         "truncated_importance_sampling": "use correction_max",
         "verbose": "leave it out; metrics are in the result",
+    },
+    "train_sft": {
+        "chunk_size": "leave it out; save_every says how often a checkpoint is made",
+        "custom_lr_schedule": "not supported; use learning_rate, schedule and warmup_ratio",
+        "file_path": "give the path as first argument",
+        "final_step": "leave it out; the schedule spans all updates of all epochs",
+        "initial_step": "leave it out; the same call goes on where it was interrupted",
+        "num_epochs": "use epochs",
+        "peak_lr": "use learning_rate",
+        "schedule_type": "use schedule",
+        "trajectories": "give the trajectories as first argument",
+        "verbose": "leave it out; on_progress gets a line for each update",
     },
     "gather": {
         "max_metrics": "progress shows rollouts and failures only; leave it out",

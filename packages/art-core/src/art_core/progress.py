@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -56,3 +57,15 @@ class Progress:
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
             print(f"{text}: {self._done} of {self._total} rollouts", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def lines_now_and_then(description: str, every_s: float = _LINE_EVERY_S) -> Callable[[str], None]:
+    """Writes the lines that it gets to stderr: the first, and then one every `every_s` seconds."""
+    last: list[float] = []
+
+    def show(line: str) -> None:
+        if not last or time.monotonic() - last[0] >= every_s:
+            last[:] = [time.monotonic()]
+            print(f"{description}: {line}", file=sys.stderr, flush=True)  # noqa: T201
+
+    return show

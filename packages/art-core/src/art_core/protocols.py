@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from art_core.config import TrainConfig
-from art_core.control import MetricRecord, ModelState, RegisterRequest
+from art_core.control import MetricRecord, ModelState, RegisterRequest, SftRequest
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Checkpoint, Exchange, Objective, Sampling, StepReport, TokenChunk, TokenSample
 
@@ -177,6 +177,19 @@ class Backend(Protocol):
 
         Raises:
             DataError: a group cannot be trained on; weights are as before.
+        """
+        ...
+
+    async def train_sft(
+        self, project: str, name: str, request: SftRequest, *, on_progress: Callable[[str], None] = lambda _: None
+    ) -> StepReport:
+        """Supervised training on examples: committed now and then and at the end, then served and checked.
+
+        Interrupted, it goes on where it was when the same is asked for again; finished, it is not made twice.
+
+        Raises:
+            DataError: an example cannot be trained on; nothing was begun.
+            ConfigError: an impossible option, or another such training was interrupted.
         """
         ...
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import random
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from art_core.dataset import iterate_dataset
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.protocols import Store
 from art_core.samples import demonstration as supervised_row
@@ -202,9 +202,4 @@ def agent_limits(
 
 def warmup_batches(rows: Sequence[TokenSample], *, size: int, epochs: int, seed: int) -> list[list[TokenSample]]:
     """`rows` in batches of at most `size`, each row once per epoch, in a seeded order."""
-    batches = []
-    for epoch in range(epochs):
-        order = list(rows)
-        random.Random(f"{seed}/warmup-{epoch}").shuffle(order)
-        batches += [order[start : start + size] for start in range(0, len(order), size)]
-    return batches
+    return [batch.items for batch in iterate_dataset(rows, size, epochs, seed=seed)]

@@ -27,6 +27,7 @@ from art_core.control import (
     ModelState,
     OpenRequest,
     RegisterRequest,
+    SftRequest,
     TrainEvent,
     TrainRequest,
 )
@@ -133,9 +134,19 @@ class HttpBackend(abc.ABC):
     ) -> StepReport:
         """See `Backend.train`. Takes as long as the step takes; a server that falls silent is given up on."""
         body = TrainRequest(groups=[_group(group) for group in groups], options=dataclasses.asdict(config))
+        return await self._trained(f"{_model(project, name)}/train", body, on_progress)
+
+    async def train_sft(
+        self, project: str, name: str, request: SftRequest, *, on_progress: Callable[[str], None] = lambda _: None
+    ) -> StepReport:
+        """See `Backend.train_sft`."""
+        return await self._trained(f"{_model(project, name)}/train_sft", request, on_progress)
+
+    async def _trained(self, path: str, body: BaseModel, on_progress: Callable[[str], None]) -> StepReport:
+        """What the server reports at the end of the training that `body` asks for."""
         last: TrainEvent | None = None
         phase = ""
-        async with self._sent("POST", f"{_model(project, name)}/train", body, timeout_s=_SILENCE_S) as response:
+        async with self._sent("POST", path, body, timeout_s=_SILENCE_S) as response:
             if response.status_code != 200:
                 await response.aread()
                 raise _error_of(response.status_code, response.text)

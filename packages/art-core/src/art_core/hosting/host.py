@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from art_core.config import TrainConfig
-from art_core.control import MetricRecord, ModelState, RegisterRequest
+from art_core.control import MetricRecord, ModelState, RegisterRequest, SftRequest
 from art_core.errors import ArtError, ConfigError, DataError, ModelNotFoundError, StorageError, UnknownTrajectoryError
 from art_core.hosting.exchanges import open_trajectory_ids
 from art_core.hosting.model import HostedBy, HostedModel, open_model
@@ -205,7 +205,7 @@ class ModelHost:
         model = await self._model(project, name)
         outcome = "failed"
         try:
-            self._refuse_calls_of_others(model, groups)
+            self._refuse_calls_of_others(model, [e.id for group in groups for t in group for e in t.exchanges])
             report = await model.train(
                 groups, config, on_progress, lambda waited_s: self.metrics.waited(model.name, "step", waited_s)
             )
@@ -214,9 +214,25 @@ class ModelHost:
             self.metrics.step(model.name, outcome)
         return report
 
-    def _refuse_calls_of_others(self, model: HostedModel, groups: Sequence[TrajectoryGroup]) -> None:
-        """Raise where `groups` hold calls that another open model has answered: steps of two models look alike."""
-        ids = [exchange.id for group in groups for trajectory in group for exchange in trajectory.exchanges]
+    async def train_sft(
+        self, project: str, name: str, request: SftRequest, *, on_progress: Callable[[str], None] = lambda _: None
+    ) -> StepReport:
+        """See `Backend.train_sft`."""
+        model = await self._model(project, name)
+        outcome = "failed"
+        try:
+            examples = [*request.examples, *request.validation]
+            self._refuse_calls_of_others(model, [e.id for example in examples for e in example.exchanges])
+            report = await model.train_sft(
+                request, on_progress, lambda waited_s: self.metrics.waited(model.name, "step", waited_s)
+            )
+            outcome = "skipped" if report.metrics.get("sft/already_finished") else "made"
+        finally:
+            self.metrics.step(model.name, outcome)
+        return report
+
+    def _refuse_calls_of_others(self, model: HostedModel, ids: Sequence[str]) -> None:
+        """Raise where `ids` are of calls that another open model has answered: steps of two models look alike."""
         for other in self._models.values():
             if other is not model and (foreign := other.log.known(ids)):
                 raise DataError(

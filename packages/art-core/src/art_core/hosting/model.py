@@ -7,14 +7,14 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
-from art_core.control import ModelState
+from art_core.control import ModelState, SftRequest
 from art_core.errors import ConfigError, DataError, RunLockedError
 from art_core.hosting.exchanges import ExchangeLog
 from art_core.hosting.opening import Parts
@@ -27,12 +27,16 @@ from art_core.render import ChatRenderer
 from art_core.runs import ModelRun
 from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
+from art_core.sft.preparing import prepared
+from art_core.sft.run import SftRun, num_supervised
+from art_core.sft_config import SftConfig
 from art_core.storage import RunStore
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
 from art_core.types import Checkpoint, Objective, StepReport, TokenSample
 
 _logger = logging.getLogger(__name__)
 
+_SFT = "supervised training"
 _LOCK_WAIT_S = 5.0
 """A server whose parent was killed needs a moment to end; a new one waits so long for its folder."""
 
@@ -65,6 +69,7 @@ class HostedModel:
         self._parts = parts
         self._turn = asyncio.Lock()
         self._checkpoints: dict[int, Checkpoint] = {}
+        self._num_supervised = 0
         self._renderer: ChatRenderer
         self._canary: WeightSyncCanary
         self._trainer: Trainer | None = None
@@ -94,6 +99,7 @@ class HostedModel:
             step=self.step,
             checkpoint_steps=sorted(self._checkpoints),
             folder=str(self.store.folder),
+            supervised_updates=self._num_supervised,
         )
 
     def served(self, engine: Engine | None = None, **fields: Any) -> Served:
@@ -127,6 +133,59 @@ class HostedModel:
     ) -> StepReport:
         """One step on `groups`, see `Backend.train`. `on_turn` is told how long it waited for steps before it."""
         scored = _scored(groups, self.name)
+        async with self._next_turn(on_progress, on_turn) as trainer:
+            objective = self._objective(config)
+            rows, counters = await asyncio.to_thread(training_rows, scored, policy_version=self.step, config=config)
+            on_progress(f"training step {self.step + 1} on {len(rows)} rows")
+            self._running = asyncio.create_task(self._step(rows, objective, trainer, {**counters, **_summary(scored)}))
+            try:
+                return await self._whole(self._running, trainer)
+            except BaseException as error:
+                self._blame(error)
+                raise
+            finally:
+                self._ready.set()
+
+    async def train_sft(
+        self, request: SftRequest, on_progress: Callable[[str], None], on_turn: Callable[[float], None]
+    ) -> StepReport:
+        """Supervised training, see `Backend.train_sft`. Meanwhile the weights that it began with are served."""
+        config = SftConfig.made(None, request.options)
+        on_progress(f"reading {len(request.examples)} examples")
+        limit = self.engine.max_context_tokens
+        training, validation = await asyncio.to_thread(prepared, request, self._renderer, config, limit)
+        async with self._next_turn(on_progress, on_turn) as trainer:
+            logged = {report.step for report in self.run.steps()}
+            run = SftRun(
+                training=training,
+                validation=validation,
+                config=config,
+                trainer=trainer,
+                engine=self.engine,
+                store=self.store,
+                canary=self._canary,
+                checkpoints=self._checkpoints,
+                log_step=lambda report: None if report.step in logged else self.run.log_step(report),
+                on_progress=on_progress,
+                counters={"sft/trajectories_failed": float(request.num_failed)},
+            )
+            self._running = asyncio.create_task(run.execute(), name=_SFT)
+            try:
+                report = await self._running
+                self._checkpoints |= run.made
+                self._num_supervised = num_supervised(self.run.steps())
+                return report
+            except BaseException as error:
+                self._blame(error)
+                raise
+            finally:
+                self._ready.set()
+
+    @contextlib.asynccontextmanager
+    async def _next_turn(
+        self, on_progress: Callable[[str], None], on_turn: Callable[[float], None]
+    ) -> AsyncIterator[Trainer]:
+        """The trainer, at the newest checkpoint, for one training at a time."""
         if self._turn.locked():
             on_progress("waiting for the step before")
         asked = time.monotonic()
@@ -135,20 +194,13 @@ class HostedModel:
             if not self._aligned():
                 on_progress("going back to the newest checkpoint")
                 await self._align()
-            trainer = self._trainer
-            assert trainer is not None, "aligned models have one"
-            objective = self._objective(config)
-            rows, counters = await asyncio.to_thread(training_rows, scored, policy_version=self.step, config=config)
-            on_progress(f"training step {self.step + 1} on {len(rows)} rows")
-            self._running = asyncio.create_task(self._step(rows, objective, trainer, {**counters, **_summary(scored)}))
-            try:
-                return await self._whole(self._running, trainer)
-            except BaseException as error:
-                if not self.engine.ended and self.engine.policy_version != self.step:
-                    self.fault = f"its last step could not be checked ({type(error).__name__}: {error})"
-                raise
-            finally:
-                self._ready.set()
+            assert self._trainer is not None, "aligned models have one"
+            yield self._trainer
+
+    def _blame(self, error: BaseException) -> None:
+        """Answer no calls where what is served was loaded by a training that ended with `error` before its check."""
+        if not self.engine.ended and self.engine.policy_version != self.step:
+            self.fault = f"its last step could not be checked ({type(error).__name__}: {error})"
 
     async def realign(self) -> None:
         """Put trainer and engine at the newest checkpoint, with a new engine where the old one ended."""
@@ -193,6 +245,8 @@ class HostedModel:
         """Free everything, and the folder's lock last, after a step that is being made. May be called twice."""
         try:
             if self._running is not None:
+                if self._running.get_name() == _SFT:
+                    self._running.cancel()  # it may take hours, and goes on from its newest checkpoint
                 await asyncio.wait({self._running})
             if self._engine is not None:
                 await self._engine.aclose()
@@ -302,6 +356,7 @@ class HostedModel:
                 cursor = self.store.load(checkpoint)
                 metrics = {**cursor.get("counters", {}), **cursor.get("metrics", {})}
                 self.run.log_step(StepReport(checkpoint.step, metrics))
+        self._num_supervised = num_supervised(self.run.steps())
 
     def _remedy(self) -> str:
         return f"register {self.name!r} again to go on from step {self.step}"

@@ -24,6 +24,7 @@ from art_core.control import (
     ModelState,
     OpenRequest,
     RegisterRequest,
+    SftRequest,
     TrainEvent,
     TrainRequest,
 )
@@ -84,6 +85,10 @@ class Control(Protocol):
         on_progress: Callable[[str], None],
     ) -> StepReport: ...
 
+    async def train_sft(
+        self, project: str, name: str, request: SftRequest, *, on_progress: Callable[[str], None]
+    ) -> StepReport: ...
+
     async def log(
         self,
         project: str,
@@ -142,6 +147,16 @@ def add_control(app: FastAPI, control: Control, *, closing: asyncio.Event, progr
 
         return TrainReply(work, closing, progress_every_s)
 
+    async def train_sft(request: Request) -> Response:
+        project, name = _model(request)
+        await control.state(project, name)
+        body = await _body(request, SftRequest)
+
+        async def work(on_progress: Callable[[str], None]) -> StepReport:
+            return await control.train_sft(project, name, body, on_progress=on_progress)
+
+        return TrainReply(work, closing, progress_every_s)
+
     async def log(request: Request) -> Response:
         body = await _body(request, LogRequest)
         groups = [_group(group) for group in body.groups]
@@ -166,6 +181,7 @@ def add_control(app: FastAPI, control: Control, *, closing: asyncio.Event, progr
     route("POST", "/api/trajectories/{trajectory_id:path}/close", close_trajectory)
     route("POST", f"{model}/exchanges", find_exchanges)
     route("POST", f"{model}/train", train)
+    route("POST", f"{model}/train_sft", train_sft)
     route("POST", f"{model}/log", log)
     route("GET", f"{model}/metrics", logged_metrics)
     route("POST", f"{model}/checkpoints/delete", delete_checkpoints)

@@ -21,7 +21,7 @@ _LEAST_BYTES_PER_S = 16 << 10
 _MEBIBYTE = 1 << 20
 DEFAULT_MAX_BODY_BYTES = 256 * _MEBIBYTE
 _MOST_BYTES = 16 * _MEBIBYTE
-_OF_TRAJECTORIES = ("/train", "/log")
+_OF_TRAJECTORIES = ("/train", "/train_sft", "/log")
 
 
 def check_exposure(address: str, api_key: str | None) -> None:
