@@ -29,7 +29,7 @@ from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
 from art_core.storage import RunStore
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
-from art_core.types import Checkpoint, StepReport, TokenSample
+from art_core.types import Checkpoint, Objective, StepReport, TokenSample
 
 _logger = logging.getLogger(__name__)
 
@@ -137,6 +137,7 @@ class HostedModel:
                 await self._align()
             trainer = self._trainer
             assert trainer is not None, "aligned models have one"
+            objective = self._objective(config)
             rows, counters = await asyncio.to_thread(
                 training_rows,
                 scored,
@@ -145,7 +146,7 @@ class HostedModel:
                 roles=config.roles,
             )
             on_progress(f"training step {self.step + 1} on {len(rows)} rows")
-            self._running = asyncio.create_task(self._step(rows, config, trainer, {**counters, **_summary(scored)}))
+            self._running = asyncio.create_task(self._step(rows, objective, trainer, {**counters, **_summary(scored)}))
             try:
                 return await self._whole(self._running, trainer)
             except BaseException as error:
@@ -214,12 +215,12 @@ class HostedModel:
         await self._align()
 
     async def _step(
-        self, rows: Sequence[TokenSample], config: TrainConfig, trainer: Trainer, counters: dict[str, float]
+        self, rows: Sequence[TokenSample], objective: Objective, trainer: Trainer, counters: dict[str, float]
     ) -> StepReport:
         started = time.monotonic()
         report = await train_step(
             rows,
-            config.objective,
+            objective,
             trainer=trainer,
             engine=self.engine,
             store=self.store,
@@ -232,6 +233,16 @@ class HostedModel:
         report = StepReport(report.step, metrics)
         self.run.log_step(report)
         return report
+
+    def _objective(self, config: TrainConfig) -> Objective:
+        if not config.kl_reference:
+            return config.objective()
+        if config.kl_reference not in self._checkpoints:
+            raise ConfigError(
+                f"kl_reference names step {config.kl_reference}, of which {self.name!r} has no checkpoint; there are "
+                f"{[0, *sorted(self._checkpoints)]} (0 is the untrained model)"
+            )
+        return config.objective(self._checkpoints[config.kl_reference].path)
 
     async def _whole(self, task: asyncio.Task[StepReport], trainer: Trainer) -> StepReport:
         """What `task` gives. Cancelled before the optimiser's step, it ends; after it, the step is made whole first."""
