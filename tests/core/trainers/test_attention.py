@@ -65,7 +65,7 @@ def test_output_and_gradients_are_those_of_the_formula(
     ours, reference = inputs(), inputs()
     found, expected = packed(*ours, window), written_out(*reference, window)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    (found * weight).sum().backward()
+    (found * weight).sum().backward()  # type: ignore[no-untyped-call]
     (expected * weight).sum().backward()  # type: ignore[no-untyped-call]
     for mine, theirs in zip(ours, reference, strict=True):
         assert mine.grad is not None

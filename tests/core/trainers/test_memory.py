@@ -73,7 +73,8 @@ def test_computing_layers_again_changes_no_bit(tiny: Path) -> None:
     for layer in policy.layers.values():
         layer.lora_B.data.normal_(0.0, 0.05, generator=torch.Generator().manual_seed(1))
     policy.refresh()
-    losses, results, calls = [], [], []
+    losses, results = [], []
+    calls: list[int] = []
     for recomputed in range(3):
         budget = math.ceil(len(batch) * policy.memory.token_bytes(recomputed))
         policy.memory = replace(policy.memory, budget_bytes=budget)
@@ -128,6 +129,6 @@ def test_a_row_of_8k_tokens_stays_near_the_budget(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     grown, kept_without = (float(number) for number in done.stdout.split())
-    assert kept_without > 100e6
+    assert kept_without > 4 * 16 * 2**20
     # One float32 number for each pair of tokens would be 268 MB more.
     assert grown < 16 * 2**20 + 64 * 2**20

@@ -150,7 +150,8 @@ class _SegmentAttention(torch.autograd.Function):
 
 def _grouped(heads: Tensor, kv_heads: int) -> Tensor:
     """(1, heads, T, D) as (group, kv heads, T, D), without a copy: the heads of a group share keys and values."""
-    return heads[0].unflatten(0, (kv_heads, -1)).transpose(0, 1)
+    num_heads, tokens, size = heads.shape[1:]
+    return heads[0].view(kv_heads, num_heads // kv_heads, tokens, size).transpose(0, 1)
 
 
 def _shared(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
