@@ -49,7 +49,7 @@ class Model:
         config: Mapping[str, Any] | None = None,
         **unknown: Any,
     ) -> None:
-        refuse_unknown("Model", unknown)
+        refuse_unknown("Model", unknown, Model)
         self.name = name
         self.project = project
         self.config = dict(config or {})
@@ -139,7 +139,7 @@ class TrainableModel:
         config: Mapping[str, Any] | None = None,
         **unknown: Any,
     ) -> None:
-        refuse_unknown("TrainableModel", unknown)
+        refuse_unknown("TrainableModel", unknown, TrainableModel)
         check_name("name", name)
         check_name("project", project)
         self.name = name
@@ -285,7 +285,7 @@ class TrainableModel:
             )
         if not report.metrics.get("step/skipped"):
             return TrainResult(report.step, report.metrics)
-        reason = skip_reason(scored)
+        reason = skip_reason(scored, report.metrics)
         if failures := error_counts(whole):
             reason += f" ({failures})"
         _logger.warning("model %s: no training step was made: %s", self.name, reason)

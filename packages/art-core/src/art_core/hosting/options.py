@@ -6,7 +6,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, unknown_option
+from art_core.moving import hint
 from art_core.serve.guard import DEFAULT_MAX_BODY_BYTES
 
 _NOT_TRAINED = ("dtype", "num_threads", "engine_args")
@@ -28,7 +29,7 @@ class _Options(BaseModel):
             problem = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
-                raise ConfigError(f"{of} has no option {name!r}; its options are {sorted(cls.model_fields)}") from error
+                raise unknown_option(of, name, cls.model_fields, instead=hint("config", name)) from error
             raise ConfigError(f"{of}, option {name!r}: {problem['msg']}; got {problem['input']!r}") from error
 
 
