@@ -59,3 +59,19 @@ def test_langgraph_overhead() -> None:
     assert re.fullmatch(r"ratio langgraph_overhead \d+\.\d{3}", lines[-1])
     assert lines[-2].startswith("4 attempts of 6 calls at once, none mixed")
     assert [line.split(":")[0] for line in lines[3:5]] == ["ArtChatModel", "ChatOpenAI"]
+
+
+def test_train_step(tmp_path: Path) -> None:
+    sizes = ("--prompt=24", "--new=6", "--members=4", "--groups=2", "--long=48", "--repeats=1", "--threads=1")
+    lines, code, errors = run("train_step", "--model", write_tiny_model(tmp_path / "m"), "--dtype=float32", *sizes)
+    assert code == 0, errors
+    assert re.fullmatch(r"ratio train_step \d+\.\d{3}", lines[-1])
+    assert [line.split(":")[0] for line in lines[-5:-1]] == [
+        "trl",
+        "2 groups of 4 rows in float32, prompts of 24 tokens, completions of 6",
+        "ours",
+        "TRL",
+    ]
+    found = dict(line.split(": ", 1) for line in lines if line.startswith(("loss: ", "gradient: ")))
+    assert float(found["loss"].rpartition(" ")[2]) < 1e-5
+    assert float(found["gradient"].removesuffix(" of it").rpartition(" ")[2]) < 1e-4

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError
-from art_core.trainers.batch import Segment, Target, TokenBatch, pack
+from art_core.trainers.batch import RowForest, Segment, Target, TokenBatch, pack
 from art_core.types import TokenSample
 
 
@@ -193,3 +193,18 @@ def test_the_order_of_the_rows_does_not_change_what_is_computed(
     assert [batch.token_ids for batch in pack(rows, max_tokens=max_tokens)] == [
         batch.token_ids for batch in pack(shuffled, max_tokens=max_tokens)
     ]
+
+
+@given(samples(), st.integers(1, 40))
+def test_descendants_stand_directly_behind_their_segment(rows: list[TokenSample], max_tokens: int) -> None:
+    for batch in pack(rows, max_tokens=max_tokens):
+        for index, segment in enumerate(batch.segments):
+            below = [other for other in batch.segments if index in other.ancestors]
+            assert below == list(batch.segments[index + 1 : index + 1 + len(below)])
+            assert segment.stop == (batch.segments[index + 1].start if index + 1 < len(batch.segments) else len(batch))
+
+
+@given(samples(), st.integers(1, 40))
+def test_sizes_are_known_before_anything_is_packed(rows: list[TokenSample], max_tokens: int) -> None:
+    forest = RowForest(rows)
+    assert forest.sizes(max_tokens=max_tokens) == [len(batch) for batch in pack(rows, max_tokens=max_tokens)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from art_core.errors import ConfigError
 from art_core.types import TokenSample
@@ -19,7 +20,8 @@ class Segment:
     """The packed tokens `start:stop`. The tokens before them in their rows are those of `ancestors`, root first.
 
     `ancestors` are indices of segments, all smaller than this segment's own; `offset` is the position of the first
-    token in its rows, the number of tokens in all ancestors.
+    token in its rows, the number of tokens in all ancestors. A segment's descendants stand directly behind it, so the
+    tokens that see it are one range.
     """
 
     start: int
@@ -75,23 +77,46 @@ def pack(rows: Sequence[TokenSample], *, max_tokens: int) -> list[TokenBatch]:
     the order in which they came. A row that alone needs more than `max_tokens` gets a micro-batch of its own: rows are
     never cut.
     """
-    if max_tokens < 1:
-        raise ConfigError(f"a micro-batch of {max_tokens} tokens holds nothing; wanted 1 or more")
-    inputs = {index: row.token_ids[: _last_trained(row)] for index, row in enumerate(rows) if any(row.trained)}
-    order = sorted(inputs, key=lambda index: (inputs[index], rows[index].trained, index))
-    batches: list[TokenBatch] = []
-    taken: list[int] = []
-    size = 0
-    for index in order:
-        new = len(inputs[index]) - (_common_prefix(inputs[taken[-1]], inputs[index]) if taken else 0)
-        if taken and size + new > max_tokens:
-            batches.append(_build(rows, inputs, taken))
-            taken, size, new = [], 0, len(inputs[index])
-        taken.append(index)
-        size += new
-    if taken:
-        batches.append(_build(rows, inputs, taken))
-    return batches
+    return RowForest(rows).pack(max_tokens=max_tokens)
+
+
+class RowForest:
+    """The rows of a step that have a trained token, in order of their token ids, with what neighbours share."""
+
+    def __init__(self, rows: Sequence[TokenSample]) -> None:
+        self._rows = rows
+        self._inputs = {
+            index: row.token_ids[: _last_trained(row)] for index, row in enumerate(rows) if any(row.trained)
+        }
+        self._order = sorted(self._inputs, key=lambda index: (self._inputs[index], rows[index].trained, index))
+        inputs = [self._inputs[index] for index in self._order]
+        self._shared = [0, *(_common_prefix(left, right) for left, right in pairwise(inputs))]
+
+    def sizes(self, *, max_tokens: int) -> list[int]:
+        """The packed tokens of each micro-batch that `pack` would make."""
+        return [size for _, size in self._divide(max_tokens)]
+
+    def pack(self, *, max_tokens: int) -> list[TokenBatch]:
+        """See the function `pack`."""
+        return [_build(self._rows, self._inputs, taken) for taken, _ in self._divide(max_tokens)]
+
+    def _divide(self, max_tokens: int) -> list[tuple[list[int], int]]:
+        """The rows of each micro-batch, and its packed tokens."""
+        if max_tokens < 1:
+            raise ConfigError(f"a micro-batch of {max_tokens} tokens holds nothing; wanted 1 or more")
+        parts: list[tuple[list[int], int]] = []
+        taken: list[int] = []
+        size = 0
+        for index, shared in zip(self._order, self._shared, strict=False):
+            length = len(self._inputs[index])
+            if taken and size + length - shared > max_tokens:
+                parts.append((taken, size))
+                taken, size = [], 0
+            size += length - shared if taken else length
+            taken.append(index)
+        if taken:
+            parts.append((taken, size))
+        return parts
 
 
 def _last_trained(row: TokenSample) -> int:
@@ -110,19 +135,21 @@ def _build(rows: Sequence[TokenSample], inputs: dict[int, tuple[int, ...]], take
     token_ids: list[int] = []
     segments: list[Segment] = []
     chain_of: dict[int, tuple[int, ...]] = {}
-    todo: list[tuple[Sequence[int], tuple[int, ...], int]] = [(taken, (), 0)]
+    # Rows that agree on at least one token more than `offset`. The last one in is the next to be laid down, with all
+    # its descendants before its siblings.
+    todo: list[tuple[list[int], tuple[int, ...], int]] = [
+        (run, (), 0) for run in reversed(list(_by_next_token(taken, inputs, 0)))
+    ]
     while todo:
-        members, ancestors, offset = todo.pop()
-        for siblings in _by_next_token(members, inputs, offset):
-            # In sorted order the first and the last differ earliest.
-            stop = _common_prefix(inputs[siblings[0]], inputs[siblings[-1]])
-            segments.append(Segment(len(token_ids), len(token_ids) + stop - offset, ancestors, offset))
-            token_ids += inputs[siblings[0]][offset:stop]
-            chain = (*ancestors, len(segments) - 1)
-            longer = [index for index in siblings if len(inputs[index]) > stop]
-            chain_of.update((index, chain) for index in siblings[: len(siblings) - len(longer)])
-            if longer:
-                todo.append((longer, chain, stop))
+        run, ancestors, offset = todo.pop()
+        # In sorted order the first and the last differ earliest.
+        stop = _common_prefix(inputs[run[0]], inputs[run[-1]])
+        segments.append(Segment(len(token_ids), len(token_ids) + stop - offset, ancestors, offset))
+        token_ids += inputs[run[0]][offset:stop]
+        chain = (*ancestors, len(segments) - 1)
+        longer = [index for index in run if len(inputs[index]) > stop]
+        chain_of.update((index, chain) for index in run[: len(run) - len(longer)])
+        todo += [(part, chain, stop) for part in reversed(list(_by_next_token(longer, inputs, stop)))]
     predictions: dict[tuple[int, int], int] = {}
     targets: list[Target] = []
     for index in taken:

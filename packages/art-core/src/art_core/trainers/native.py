@@ -31,6 +31,7 @@ from art_core.errors import (
 from art_core.trainers.aggregation import minibatches
 from art_core.trainers.batch import TokenBatch, pack
 from art_core.trainers.gradient import KnownRow, UpdateSums, accumulate_gradient, row_logprobs, shaped_advantages
+from art_core.trainers.memory import DEFAULT_ACTIVATION_BYTES
 from art_core.trainers.optimizer_state import apply_optimizer, read_optimizer, write_optimizer
 from art_core.trainers.policy import LoraPolicy, plain_row
 from art_core.trainers.shift import PolicyShift
@@ -45,8 +46,9 @@ _Result = TypeVar("_Result")
 class NativeTrainerConfig:
     """What makes a trainer; the loss and the learning rate come with each step.
 
-    `base_model` is the name that stored adapters give as theirs. `micro_batch_tokens` bounds the memory of a step: of a
-    model of 135 M parameters in float32, about 1.5 MB per token. `grad_clip` bounds the global norm of the gradient.
+    `base_model` is the name that stored adapters give as theirs. `activation_bytes` bounds what a
+    micro-batch keeps for its backward pass; see `ActivationMemory`, which also chooses how many tokens a micro-batch
+    has where `micro_batch_tokens` does not say it. `grad_clip` bounds the global norm of the gradient.
     `num_threads` is torch's number of threads for one operation, for the whole process; None leaves torch's choice.
     """
 
@@ -55,15 +57,16 @@ class NativeTrainerConfig:
     seed: int
     lora: LoraConfig = field(default_factory=LoraConfig)
     dtype: str = "auto"
-    micro_batch_tokens: int = 1536
+    micro_batch_tokens: int | None = None
+    activation_bytes: int = DEFAULT_ACTIVATION_BYTES
     grad_clip: float = 1.0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.99)
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.micro_batch_tokens < 1:
-            raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}; wanted 1 or more")
+        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
+            raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}; wanted 1 or more, or None")
         if not self.grad_clip > 0.0:
             raise ConfigError(f"grad_clip is {self.grad_clip}; wanted a number above 0, or inf for no limit")
         if not 0.0 <= self.weight_decay < math.inf:
@@ -119,7 +122,13 @@ class NativeTrainer:
 
     def __init__(self, config: NativeTrainerConfig) -> None:
         self._config = config
-        self._policy = LoraPolicy(config.model_folder, config.lora, seed=config.seed, dtype=config.dtype)
+        self._policy = LoraPolicy(
+            config.model_folder,
+            config.lora,
+            seed=config.seed,
+            dtype=config.dtype,
+            activation_bytes=config.activation_bytes,
+        )
         self._parameters = self._policy.parameters
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), betas=config.betas, weight_decay=config.weight_decay
@@ -214,6 +223,9 @@ class NativeTrainer:
             "train/rows_untrained": float(sum(not any(row.trained) for row in rows)),
             "train/trained_tokens": float(sum(row.num_trained for row in rows)),
             "train/weight_change": before.change(),
+            "train/recomputed_share": self._policy.memory.recomputed_share(
+                [b for update in made for b in update.batches]
+            ),
             **_metrics(made, with_sampler=objective.loss != "sft"),
         }
         if objective.loss != "sft":
@@ -224,7 +236,7 @@ class NativeTrainer:
 
     def _known(self, rows: Sequence[TokenSample], objective: Objective, guard: _StepGuard) -> list[KnownRow]:
         """What has to be computed for each row before the first of several updates, or for a KL term."""
-        batches = pack(rows, max_tokens=self._config.micro_batch_tokens)
+        batches = self._policy.memory.micro_batches(rows, max_tokens=self._config.micro_batch_tokens)
 
         def logprobs() -> list[Tensor]:
             return row_logprobs(self._policy, rows, batches, on_layer=guard.check)
@@ -255,7 +267,7 @@ class NativeTrainer:
         is_last: bool,
     ) -> _Update:
         """One optimiser update; the last of a step makes the step."""
-        batches = pack(rows, max_tokens=self._config.micro_batch_tokens)
+        batches = self._policy.memory.micro_batches(rows, max_tokens=self._config.micro_batch_tokens)
         try:
             sums = accumulate_gradient(self._policy, rows, batches, objective, known=known, on_layer=guard.check)
             grad_norm = float(

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from art_core.errors import AdapterMismatchError, ConfigError
+from art_core.trainers.allocator import return_freed_memory
 from art_core.trainers.attention import SegmentLayout, use_segment_attention
 from art_core.trainers.batch import TokenBatch, pack
 from art_core.trainers.gated_mlp import fuse_gated_mlps
 from art_core.trainers.head import token_logprobs
+from art_core.trainers.memory import DEFAULT_ACTIVATION_BYTES
+from art_core.trainers.recompute import RecomputableLayers, measure_activations
 from art_core.types import TokenSample
 from art_core.weights.loading import best_device, compute_dtype, load_causal_lm
 from art_core.weights.lora import Adapter, LoraConfig, LoraLinear, inject
@@ -25,13 +28,25 @@ _PROBE_TOKENS = 12
 class LoraPolicy:
     """The model of `folder` with a fresh adapter. Its first distribution is exactly the base model's.
 
+    `memory` says what its forward passes keep; a micro-batch that would take more than `activation_bytes` has layers
+    computed again during its backward pass, with the same result bit for bit.
+
     Raises:
         ModelNotFoundError: `folder` holds no loadable model.
         ConfigError: the adapter does not go with the model, or the model computes something that the packed forward
             pass does not reproduce.
     """
 
-    def __init__(self, folder: Path, lora: LoraConfig, *, seed: int, dtype: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lora: LoraConfig,
+        *,
+        seed: int,
+        dtype: str,
+        activation_bytes: int = DEFAULT_ACTIVATION_BYTES,
+    ) -> None:
+        return_freed_memory()
         self.device = best_device()
         self.dtype = compute_dtype(dtype, self.device)
         self.lora = lora
@@ -52,6 +67,15 @@ class LoraPolicy:
         self._head = head
         use_segment_attention(self._model)
         fuse_gated_mlps(self._model)
+        self._layers = RecomputableLayers(self._model)
+        (batch,) = pack([plain_row([*probe, 0], num_completion=1)], max_tokens=len(probe))
+        self.memory = measure_activations(
+            self._model,
+            self._layers,
+            lambda: self._hidden(batch, on_layer=lambda: None),
+            num_tokens=len(batch),
+            budget_bytes=activation_bytes,
+        )
         self._check_against(expected.log_softmax(-1), probe)
 
     @property
@@ -68,16 +92,22 @@ class LoraPolicy:
 
         `on_layer` is called in every layer, forward and backward; what it raises ends the computation.
         """
-        segments = SegmentLayout(batch.segments, device=self.device, dtype=self.dtype, on_layer=on_layer)
-        hidden = self._model.base_model(
+        self._layers.recomputed = self.memory.recomputed_layers(len(batch))
+        hidden = self._hidden(batch, on_layer=on_layer)
+        parents = torch.tensor([parent for parent, _ in batch.predictions], device=self.device)
+        token_ids = torch.tensor([token_id for _, token_id in batch.predictions], device=self.device)
+        return token_logprobs(hidden[parents], self._head.weight, self._head.bias, token_ids)
+
+    def _hidden(self, batch: TokenBatch, *, on_layer: Callable[[], None]) -> Tensor:
+        """The hidden state after each packed token (T, D)."""
+        segments = SegmentLayout(batch.segments, device=self.device, on_layer=on_layer)
+        hidden: Tensor = self._model.base_model(
             input_ids=torch.tensor([batch.token_ids], device=self.device),
             position_ids=torch.tensor([batch.positions], device=self.device),
             segments=segments,
             use_cache=False,
         ).last_hidden_state[0]
-        parents = torch.tensor([parent for parent, _ in batch.predictions], device=self.device)
-        token_ids = torch.tensor([token_id for _, token_id in batch.predictions], device=self.device)
-        return token_logprobs(hidden[parents], self._head.weight, self._head.bias, token_ids)
+        return hidden
 
     def refresh(self) -> None:
         """Compute with the factors as they are now. To be called after each change of `parameters`."""

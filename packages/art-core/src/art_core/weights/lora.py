@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -165,8 +165,9 @@ def inject(model: nn.Module, config: LoraConfig, *, seed: int) -> dict[str, Lora
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     layers: dict[str, LoraLinear] = {}
-    for name, linear in list(target_linears(model, config)):
-        layers[name] = LoraLinear(linear, config, generator)
+    # By name: a list of the layers would keep the weights of all until the last is replaced.
+    for name in [name for name, _ in target_linears(model, config)]:
+        layers[name] = LoraLinear(cast(nn.Linear, model.get_submodule(name)), config, generator)
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, layers[name])
     return layers
