@@ -40,6 +40,8 @@ class TrainConfig:
         object.__setattr__(self, "roles", tuple(self.roles))
         if self.loss == "sft":
             raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; wanted 'ppo' or 'cispo'")
+        if self.learning_rate == 0.0:
+            raise ConfigError("learning_rate is 0, with which nothing is learned; wanted a finite number above 0")
         _ = self.objective
 
     @property

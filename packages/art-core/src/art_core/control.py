@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from art_core.trajectories import Trajectory
-from art_core.types import Exchange, LossName
+from art_core.types import Exchange, Finding, LossName
 
 T = TypeVar("T")
 _Many = Annotated[list[T], FailFast()]
@@ -99,14 +99,15 @@ class TrainRequest(_Body):
 class TrainEvent(_Body):
     """One line of the answer to a train request.
 
-    `progress`: still at work (also sent every few seconds, so that a dead connection is noticed). `result`: `step` and
-    `metrics` of the finished step. `error`: an error object, see above.
+    `progress`: still at work (also sent every few seconds, so that a dead connection is noticed). `result`: `step`,
+    `metrics` and new `findings` of the finished step. `error`: an error object, see above.
     """
 
     event: Literal["progress", "result", "error"]
     phase: str = ""
     step: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
+    findings: list[Finding] = Field(default_factory=list)
     error: dict[str, Any] | None = None
 
 

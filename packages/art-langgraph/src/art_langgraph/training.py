@@ -214,6 +214,7 @@ class _Run:
         self.rewards.append(mean)
         notes = [f"skipped: {result.skipped}"] if result.skipped else []
         notes += [failed] if failed else []
+        notes += [f"found: {', '.join(finding.name for finding in result.findings)}"] if result.findings else []
         self.say("  ".join([f"{name}: step {result.step}  reward {self.rewards[-1]:.3f}", *notes]))
 
     async def evaluate(self) -> None:

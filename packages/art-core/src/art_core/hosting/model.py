@@ -15,6 +15,7 @@ from typing import Any
 from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
 from art_core.control import ModelState
+from art_core.doctor import Watch, rollout_metrics
 from art_core.errors import ConfigError, DataError, RunLockedError
 from art_core.hosting.exchanges import ExchangeLog
 from art_core.hosting.opening import Parts
@@ -67,6 +68,7 @@ class HostedModel:
         self._checkpoints: dict[int, Checkpoint] = {}
         self._renderer: ChatRenderer
         self._canary: WeightSyncCanary
+        self._watch: Watch
         self._trainer: Trainer | None = None
         self._engine: WatchedEngine | None = None
         self._running: asyncio.Task[StepReport] | None = None
@@ -144,8 +146,9 @@ class HostedModel:
                 scale_by_std=config.scale_rewards,
                 roles=config.roles,
             )
+            counters |= _summary(scored) | await asyncio.to_thread(rollout_metrics, groups)
             on_progress(f"training step {self.step + 1} on {len(rows)} rows")
-            self._running = asyncio.create_task(self._step(rows, config, trainer, {**counters, **_summary(scored)}))
+            self._running = asyncio.create_task(self._step(rows, config, trainer, counters))
             try:
                 return await self._whole(self._running, trainer)
             except BaseException as error:
@@ -212,6 +215,7 @@ class HostedModel:
         self._renderer = await self._parts.open_renderer()
         self._canary = await asyncio.to_thread(self._parts.canary, self._renderer)
         await self._align()
+        self._watch = await asyncio.to_thread(lambda: Watch(self.store, self.run.steps()))
 
     async def _step(
         self, rows: Sequence[TokenSample], config: TrainConfig, trainer: Trainer, counters: dict[str, float]
@@ -231,7 +235,7 @@ class HostedModel:
         metrics = {**counters, **report.metrics, "time/step_s": time.monotonic() - started}
         report = StepReport(report.step, metrics)
         self.run.log_step(report)
-        return report
+        return self._watch.observed(report, log_as=self.name)
 
     async def _whole(self, task: asyncio.Task[StepReport], trainer: Trainer) -> StepReport:
         """What `task` gives. Cancelled before the optimiser's step, it ends; after it, the step is made whole first."""

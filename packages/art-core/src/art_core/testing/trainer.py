@@ -41,9 +41,12 @@ class RecordingTrainer:
                 self._check_record(row)
         self.steps.append((tuple(rows), objective))
         self._step_count += 1
-        return StepReport(
-            self._step_count, {"train/trained_tokens": float(num_trained), "train/rows": float(len(rows))}
-        )
+        metrics = {
+            "train/trained_tokens": float(num_trained),
+            "train/rows": float(len(rows)),
+            "train/learning_rate": objective.learning_rate,
+        }
+        return StepReport(self._step_count, metrics)
 
     async def logprobs(self, token_ids: Sequence[int], *, num_completion: int) -> list[float]:
         self._check_open()
