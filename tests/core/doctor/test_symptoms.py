@@ -34,8 +34,8 @@ def constant(name: str, severity: str, evidence: str, count: int = 3, /, **chang
     [
         constant("learning-rate-zero", "problem", "0 in 3 steps", train__learning_rate=0.0),
         constant("learning-rate-zero", "problem", "0 in", train__learning_rate=0.0, train__weight_change=0.0),
-        constant("learning-rate-too-small", "problem", "1e-12", train__learning_rate=1e-12, canary__movement=0.0),
-        constant("steps-change-nothing", "problem", "by 0", train__weight_change=0.0, canary__movement=0.0),
+        constant("learning-rate-too-small", "problem", "1e-12", train__learning_rate=1e-12, train__weight_change=0.0),
+        constant("steps-change-nothing", "problem", "by 0", train__weight_change=0.0),
         constant("canary-proves-nothing", "warning", "moved by 1e-07 nats", canary__movement=1e-7),
         constant("gradient-zero", "problem", "0 at most", train__grad_norm=0.0),
         constant("gradient-exploding", "problem", "5e+03", train__grad_norm=5e3),

@@ -22,7 +22,7 @@ from art_core.protocols import Engine, Trainer
 from art_core.registry import check_adapters
 from art_core.storage import RunStore
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.types import Exchange, Objective, Sampling
+from art_core.types import Exchange, Objective, Sampling, StepReport
 
 GROUPS, GROUP_SIZE, TOKENS = 4, 8, 12
 """A batch: prompts, attempts at each, tokens of an attempt."""
@@ -100,7 +100,7 @@ async def selftest(
         raise ConfigError(f"steps is {steps}; wanted 3 or more, since the last two are compared with the first")
     check_adapters(engine=engine, trainer=trainer)
     faults: list[str] = []
-    async with _opened(model, engine, trainer, seed, say) as bench:
+    async with open_bench(model, engine=engine, trainer=trainer, seed=seed, say=say) as bench:
         sync = await bench.sync_numbers()
         say(f"engine and trainer: mean {sync.mean_difference:.2g}, worst {sync.worst_difference:.2g} nats apart")
         faults += _sync_faults(sync, "before training")
@@ -110,7 +110,7 @@ async def selftest(
         rewards: list[float] = []
         try:
             for step in range(1, steps + 1):
-                rewards.append(await bench.learn(bench.learning_rate))
+                rewards.append((await bench.learn(bench.learning_rate)).metrics["reward/mean"])
                 say(f"toy task, step {step} of {steps}: reward {rewards[-1]:.3f}")
         except WeightSyncError as error:
             faults.append(f"weight sync: {error}")
@@ -128,7 +128,7 @@ async def selftest(
 
 
 @dataclass
-class _Bench:
+class Bench:
     """One model, opened as a host opens it."""
 
     engine: Engine
@@ -166,8 +166,8 @@ class _Bench:
                 served = max(served, abs(a - b))
         return ZeroNumbers(drift, served, same)
 
-    async def learn(self, learning_rate: float) -> float:
-        """One step of the toy task, and the mean reward of what it was made on."""
+    async def learn(self, learning_rate: float) -> StepReport:
+        """One step of the toy task. Its `reward/mean` is that of the attempts it was made on."""
         groups: list[TrajectoryGroup] = []
         for number, prompt in enumerate(self.prompts):
             ids = [f"{self.count}-{number}-{member}" for member in range(GROUP_SIZE)]
@@ -178,7 +178,7 @@ class _Bench:
         rows, _ = training_rows([group.with_rewards() for group in groups], policy_version=version)
         if not rows:
             raise DataError("every attempt at the toy task earned the same; try another --model")
-        await train_step(
+        report = await train_step(
             rows,
             Objective(learning_rate=learning_rate),
             trainer=self.trainer,
@@ -188,7 +188,7 @@ class _Bench:
             cursor={},
         )
         rewards = [member.reward or 0.0 for group in groups for member in group]
-        return sum(rewards) / len(rewards)
+        return StepReport(report.step, {**report.metrics, "reward/mean": sum(rewards) / len(rewards)})
 
     async def _attempt(self, prompt: tuple[int, ...], id: str) -> Trajectory:
         self._drawn += 1
@@ -224,9 +224,15 @@ class _Bench:
 
 
 @asynccontextmanager
-async def _opened(
-    model: str, engine: str, trainer: str, seed: int, say: Callable[[str], None]
-) -> AsyncIterator[_Bench]:
+async def open_bench(
+    model: str,
+    *,
+    engine: str = "embedded",
+    trainer: str = "native",
+    seed: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> AsyncIterator[Bench]:
+    """`model`, ready to be tried, in a temporary folder."""
     say(f"opening {model} with engine {engine} and trainer {trainer}")
     parts = await Parts.resolve(model, ModelOptions(seed=seed), engine=engine, trainer=trainer)
     renderer = await parts.open_renderer()
@@ -241,7 +247,7 @@ async def _opened(
             opened_trainer = await parts.open_trainer()
             try:
                 rate = RATE_TIMES_WIDTH / _width(parts.source.folder)
-                yield _Bench(opened_engine, opened_trainer, parts.canary(renderer), store, prompts, rate)
+                yield Bench(opened_engine, opened_trainer, parts.canary(renderer), store, prompts, rate)
             finally:
                 await opened_trainer.aclose()
         finally:

@@ -49,9 +49,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
 """In the order in which those of equal severity are told: what causes others comes before them."""
 
 _EXPLAINED = {
-    "learning-rate-zero": {"steps-change-nothing", "canary-proves-nothing"},
-    "learning-rate-too-small": {"steps-change-nothing", "canary-proves-nothing"},
-    "steps-change-nothing": {"canary-proves-nothing"},
+    "learning-rate-zero": {"steps-change-nothing"},
+    "learning-rate-too-small": {"steps-change-nothing"},
     "reward-constant": {"no-signal"},
     "advantages-zero": {"gradient-zero", "steps-change-nothing"},
     "failed-rollouts": {"groups-too-small"},
