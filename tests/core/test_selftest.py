@@ -20,7 +20,7 @@ from art_core.errors import ConfigError, WeightSyncError
 from art_core.selftest import open_bench, selftest
 from art_core.testing import MemoryStore, write_tiny_model
 from art_core.trainers.native import NativeTrainer
-from art_core.types import Objective
+from art_core.types import Finding, Objective
 from art_core.weights.lora import Adapter, read_adapter
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -79,7 +79,8 @@ async def test_a_canary_that_a_tiny_learning_rate_cannot_move_is_no_silent_proof
     tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load_nothing(monkeypatch)
-    watch, found = Watch(MemoryStore()), []
+    watch = Watch(MemoryStore())
+    found: list[Finding] = []
     async with open_bench(tiny) as bench:
         await bench.canary.check(bench.engine, bench.trainer)
         for _ in range(3):

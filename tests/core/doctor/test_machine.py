@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -167,7 +167,7 @@ def test_variables_that_do_not_hurt_are_not() -> None:
 
 
 @pytest.fixture
-def index() -> object:
+def index() -> Iterator[str]:
     """The address of an index that has SmolLM2, and of a hub that has nothing."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -181,7 +181,7 @@ def index() -> object:
     server = HTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://user:secret@127.0.0.1:{server.server_port}".replace("user:secret@", "")
+    yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     thread.join()
     server.server_close()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from art_core.doctor import rollout_metrics
@@ -9,7 +11,7 @@ from art_core.types import RolloutError
 from tests.core.runs.building import exchange
 
 
-def member(reward: float | None, *, ids: tuple[int, ...] = (4, 5), **fields: object) -> Trajectory:
+def member(reward: float | None, *, ids: tuple[int, ...] = (4, 5), **fields: Any) -> Trajectory:
     made = exchange(completion_ids=ids, logprobs=(-0.1,) * len(ids), **fields)
     return Trajectory(reward=reward, exchanges=[made])
 
