@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from art_core.cli import app
-from art_core.doctor import machine, packages, weights
+from art_core.doctor import packages, weights
 from art_core.doctor.checks import Check, run_checks
 from art_core.doctor.machine import check_cpu, check_environment, check_folder, check_port
 from art_core.doctor.packages import check_packages, satisfies
@@ -121,15 +122,15 @@ def test_folders_that_can_be_used_that_are_to_be_made_and_that_cannot_be_written
 
 
 def test_a_disk_that_does_not_lock_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.fcntl, "flock", lambda *_: None)
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
     checks = check_folder("runs", tmp_path)
     assert checks[1].status == "problem"
     assert "does not keep out a second process" in checks[1].evidence
 
 
 def test_a_full_disk_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = machine.shutil.disk_usage(tmp_path)._replace(free=100 << 20)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+    usage = shutil.disk_usage(tmp_path)._replace(free=100 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     assert check_folder("runs", tmp_path)[0].status == "problem"
 
 

@@ -214,8 +214,9 @@ class _Run:
         self.rewards.append(mean)
         notes = [f"skipped: {result.skipped}"] if result.skipped else []
         notes += [failed] if failed else []
-        notes += [f"found: {', '.join(finding.name for finding in result.findings)}"] if result.findings else []
         self.say("  ".join([f"{name}: step {result.step}  reward {self.rewards[-1]:.3f}", *notes]))
+        for finding in result.findings:
+            self.say(f"  {finding.name}: {finding.evidence}")
 
     async def evaluate(self) -> None:
         """Attempts at the validation tasks, and their record."""
