@@ -82,6 +82,8 @@ class TrainConfig:
             object.__setattr__(self, "scale_rewards", "group" if self.scale_rewards else "none")
         if self.loss == "sft":
             raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; use model.train_sft")
+        if self.learning_rate == 0.0:
+            raise ConfigError("learning_rate is 0, with which nothing is learned; wanted a finite number above 0")
         objective = self.objective()
         if self.constant_length is not None and objective.aggregation != "constant":
             raise ConfigError(

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from art_core.trajectories import Trajectory
-from art_core.types import ChatMessage, Exchange, ToolSpec
+from art_core.types import ChatMessage, Exchange, Finding, ToolSpec
 
 T = TypeVar("T")
 _Many = Annotated[list[T], FailFast()]
@@ -117,14 +117,15 @@ class SftRequest(_Body):
 class TrainEvent(_Body):
     """One line of the answer to a request that trains.
 
-    `progress`: still at work (also sent every few seconds, so that a dead connection is noticed). `result`: `step` and
-    `metrics` of the finished step. `error`: an error object, see above.
+    `progress`: still at work (also sent every few seconds, so that a dead connection is noticed). `result`: `step`,
+    `metrics` and new `findings` of the finished step. `error`: an error object, see above.
     """
 
     event: Literal["progress", "result", "error"]
     phase: str = ""
     step: int | None = None
     metrics: dict[str, float] = Field(default_factory=dict)
+    findings: list[Finding] = Field(default_factory=list)
     error: dict[str, Any] | None = None
 
 

@@ -22,7 +22,7 @@ from art_core.scope import ServedModel, current_scope
 from art_core.sft.client import train_sft
 from art_core.sft_config import SftConfig
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
-from art_core.types import Exchange, StepReport
+from art_core.types import Exchange, Finding, StepReport
 from art_core.values import check_name, json_value
 
 if TYPE_CHECKING:
@@ -106,12 +106,14 @@ class Model:
 class TrainResult:
     """What `train`, or `train_sft`, did. `step` is the step that is served now.
 
-    `skipped` says why no step was made, and is None when one was. `metrics` are named `area/name`.
+    `skipped` says why no step was made, and is None when one was. `metrics` are named `area/name`. `findings` tell what
+    has gone wrong with this step; each was logged as a warning, and comes again only after it was gone.
     """
 
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
     skipped: str | None = None
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -288,14 +290,16 @@ class TrainableModel:
                 report.metrics["roles/absent"],
                 made.roles,
             )
+        for finding in report.findings:
+            _logger.warning("model %s: %s", self.name, finding)
         if not report.metrics.get("step/skipped"):
-            return TrainResult(report.step, report.metrics)
+            return TrainResult(report.step, report.metrics, findings=report.findings)
         reason = skip_reason(scored, report.metrics)
         if failures := error_counts(whole):
             reason += f" ({failures})"
         _logger.warning("model %s: no training step was made: %s", self.name, reason)
         await backend.log(self.project, self.name, [], split="train", step=report.step, metrics={_SKIPPED: 1.0})
-        return TrainResult(report.step, report.metrics, skipped=reason)
+        return TrainResult(report.step, report.metrics, reason, report.findings)
 
     async def train_sft(
         self,

@@ -283,6 +283,14 @@ def _fault(path: Path, *, step: int) -> str | None:
     return None
 
 
+def checkpoint_faults(folder: Path) -> dict[int, str]:
+    """What is wrong with the checkpoints of the run folder `folder` that are not whole, by step. Takes no lock."""
+    path = folder / "checkpoints"
+    named = [(STEP_NAME.fullmatch(entry.name), entry) for entry in path.iterdir()] if path.is_dir() else []
+    faults = {int(name[1]): _fault(entry, step=int(name[1])) for name, entry in named if name}
+    return {step: fault for step, fault in faults.items() if fault}
+
+
 def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:

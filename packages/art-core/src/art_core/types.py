@@ -253,8 +253,8 @@ class Objective:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} is {value!r}; wanted a whole number, 1 or more")
-        if not 0.0 < self.learning_rate < float("inf"):
-            raise ConfigError(f"learning_rate is {self.learning_rate}; wanted a finite number above 0")
+        if not 0.0 <= self.learning_rate < float("inf"):  # at 0 a step must change nothing: `art selftest` looks
+            raise ConfigError(f"learning_rate is {self.learning_rate}; wanted a finite number, 0 or more")
         defaults = LOSSES[self.loss]
         for name in ("clip_low", "clip_high"):
             own, given = getattr(defaults, name), getattr(self, name)
@@ -296,12 +296,36 @@ _CHOICES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+Severity = Literal["problem", "warning", "note"]
+
+
+class Finding(_Record):
+    """Something that is wrong with a run, with its evidence and what to do. docs/doctor.md lists them by `name`.
+
+    `steps` are the training steps it was seen at, the last at most 100; `current` tells that the newest is one of them.
+    """
+
+    name: str
+    severity: Severity
+    evidence: str
+    remedy: str
+    steps: tuple[int, ...] = ()
+    current: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.severity} {self.name}: {self.evidence}. {self.remedy}"
+
+
 @dataclass(frozen=True)
 class StepReport:
-    """What one call of the trainer did: `metrics` are plain numbers, named `area/name`."""
+    """What one call of the trainer did: `metrics` are plain numbers, named `area/name`.
+
+    `findings` are those that became true with this step, worst first.
+    """
 
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,8 @@ class _Run:
         notes = [f"skipped: {result.skipped}"] if result.skipped else []
         notes += [failed] if failed else []
         self.say("  ".join([f"{name}: step {result.step}  reward {self.rewards[-1]:.3f}", *notes]))
+        for finding in result.findings:
+            self.say(f"  {finding.name}: {finding.evidence}")
 
     async def evaluate(self) -> None:
         """Attempts at the validation tasks, and their record."""

@@ -16,13 +16,14 @@ from typing import Any
 
 from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
+from art_core.doctor import Watch, rollout_metrics
 from art_core.errors import DataError, StorageError
 from art_core.loop import score, train_step, training_rows
 from art_core.protocols import Trainer
 from art_core.registry import open_trainer
 from art_core.storage import RunStore
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.types import Checkpoint, Objective, TokenSample
+from art_core.types import Checkpoint, Objective, StepReport, TokenSample
 from art_core.weights.source import resolve_model
 from art_mcp.arena import Arena, Job
 from art_mcp.curriculum import choose, observed
@@ -74,6 +75,7 @@ class _Run:
     arena: Arena
     trainer: Trainer
     canary: WeightSyncCanary
+    watch: Watch
     progress: Progress
     train_set: list[Scenario]
     held_out: list[Scenario]
@@ -200,6 +202,7 @@ class _Run:
             "tokens/sampled": float(sampled),
             "rollout/tokens_per_s": sampled / rollout_s if rollout_s > 0 else 0.0,
             **observed((scenario, group.rewards) for scenario, group in zip(scenarios, scored, strict=True)),
+            **rollout_metrics(groups),
             **counters,
         }
         cursor = {"phase": "train", "done": step}
@@ -214,6 +217,8 @@ class _Run:
             f"rollouts {rollout_s:.0f} s at {summary['rollout/tokens_per_s']:.0f} tokens/s · "
             + " · ".join([f"training {metrics.get('time/train_s', 0.0):.0f} s", *notes])
         )
+        for finding in self.watch.observed(StepReport(self.trainer.step_count, metrics)).findings:
+            self.progress.line(str(finding))
 
     async def _optimise(
         self,
@@ -352,6 +357,7 @@ async def _open_run(
         probe = model.renderer.render_ids([{"role": "user", "content": train_set[0].task}], add_generation_prompt=True)
         canary = WeightSyncCanary(probe, _TOLERANCE[_dtype_name(settings)])
         await canary.check(model.engine, trainer)
+        made = [record for record in store.records("metrics") if record["phase"] == "train"]
         yield _Run(
             settings=settings,
             folder=folder,
@@ -361,6 +367,7 @@ async def _open_run(
             arena=arena,
             trainer=trainer,
             canary=canary,
+            watch=Watch(store, [StepReport(record["policy_version"], record["metrics"]) for record in made]),
             progress=progress,
             train_set=train_set,
             held_out=held_out,

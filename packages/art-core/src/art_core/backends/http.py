@@ -161,7 +161,7 @@ class HttpBackend(abc.ABC):
             raise _error(last.error, status=200)
         if last.step is None:
             raise BackendError(f"{self.base_url} ended a step without its number; is it another version of art-core?")
-        return StepReport(last.step, last.metrics)
+        return StepReport(last.step, last.metrics, tuple(last.findings))
 
     async def log(
         self,

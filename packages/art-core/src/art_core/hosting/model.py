@@ -15,6 +15,7 @@ from typing import Any
 from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
 from art_core.control import ModelState, SftRequest
+from art_core.doctor import Watch, rollout_metrics
 from art_core.errors import ConfigError, DataError, RunLockedError
 from art_core.hosting.exchanges import ExchangeLog
 from art_core.hosting.opening import Parts
@@ -72,6 +73,7 @@ class HostedModel:
         self._num_supervised = 0
         self._renderer: ChatRenderer
         self._canary: WeightSyncCanary
+        self._watch: Watch
         self._trainer: Trainer | None = None
         self._engine: WatchedEngine | None = None
         self._running: asyncio.Task[StepReport] | None = None
@@ -136,8 +138,9 @@ class HostedModel:
         async with self._next_turn(on_progress, on_turn) as trainer:
             objective = self._objective(config)
             rows, counters = await asyncio.to_thread(training_rows, scored, policy_version=self.step, config=config)
+            counters |= _summary(scored) | await asyncio.to_thread(rollout_metrics, groups)
             on_progress(f"training step {self.step + 1} on {len(rows)} rows")
-            self._running = asyncio.create_task(self._step(rows, objective, trainer, {**counters, **_summary(scored)}))
+            self._running = asyncio.create_task(self._step(rows, objective, trainer, counters))
             try:
                 return await self._whole(self._running, trainer)
             except BaseException as error:
@@ -261,6 +264,7 @@ class HostedModel:
         self._renderer = await self._parts.open_renderer()
         self._canary = await asyncio.to_thread(self._parts.canary, self._renderer)
         await self._align()
+        self._watch = await asyncio.to_thread(lambda: Watch(self.store, self.run.steps()))
 
     async def _step(
         self, rows: Sequence[TokenSample], objective: Objective, trainer: Trainer, counters: dict[str, float]
@@ -280,7 +284,7 @@ class HostedModel:
         metrics = {**counters, **report.metrics, "time/step_s": time.monotonic() - started}
         report = StepReport(report.step, metrics)
         self.run.log_step(report)
-        return report
+        return self._watch.observed(report, log_as=self.name)
 
     def _objective(self, config: TrainConfig) -> Objective:
         if not config.kl_reference:

@@ -260,7 +260,7 @@ def _outcome(work: asyncio.Future[StepReport]) -> TrainEvent:
     if error is not None:
         return TrainEvent(event="error", error=control_error(error).body()["error"])
     report = work.result()
-    return TrainEvent(event="result", step=report.step, metrics=report.metrics)
+    return TrainEvent(event="result", step=report.step, metrics=report.metrics, findings=list(report.findings))
 
 
 def _add(app: FastAPI, method: str, path: str, handler: Callable[[Request], Awaitable[Response]]) -> None:

@@ -41,7 +41,11 @@ class RecordingTrainer:
                 self._check_record(row)
         self.steps.append((tuple(rows), objective))
         self._step_count += 1
-        metrics = {"train/trained_tokens": float(num_trained), "train/rows": float(len(rows))}
+        metrics = {
+            "train/trained_tokens": float(num_trained),
+            "train/rows": float(len(rows)),
+            "train/learning_rate": objective.learning_rate,
+        }
         if objective.loss == "sft":
             metrics["train/loss"] = math.log(self._vocabulary_size)
         return StepReport(self._step_count, metrics)

@@ -60,6 +60,11 @@ def resolve_smollm2(cache: Path, progress: Say) -> ModelSource:
             return _convert(gguf, Path(staging) / "model", folder, progress)
 
 
+def cached_smollm2(cache: Path) -> ModelSource | None:
+    """The model in `cache`, if it is there and whole."""
+    return _cached(cache / "models" / BUILTIN_MODEL)
+
+
 def _cached(folder: Path, progress: Say = lambda _: None) -> ModelSource | None:
     """The model in `folder` if all its files are those that were written."""
     try:

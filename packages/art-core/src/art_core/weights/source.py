@@ -69,6 +69,29 @@ def resolve_model(name: str, *, cache: Path | None = None, progress: Say = lambd
     )
 
 
+def cached_model(name: str, *, cache: Path | None = None) -> Path | None:
+    """The folder of the model called `name`, where this machine has it whole; None where it would be fetched.
+
+    Nothing is written, and nobody is asked.
+    """
+    if name == BUILTIN_MODEL:
+        from art_core.weights.smollm2 import cached_smollm2
+
+        source = cached_smollm2(cache or default_cache())
+        return source.folder if source else None
+    if not _HUB_ID.fullmatch(name):
+        return None
+    try:
+        from huggingface_hub import snapshot_download
+
+        folder = snapshot_download(
+            name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_LEAVE_OUT, local_files_only=True
+        )
+        return folder_source(Path(folder), name=name, origin="the hub's cache").folder
+    except (OSError, ValueError, ModuleNotFoundError):
+        return None
+
+
 def default_cache() -> Path:
     """`$ART_CACHE`, else `art-core` in the user's cache folder."""
     if chosen := os.environ.get("ART_CACHE"):

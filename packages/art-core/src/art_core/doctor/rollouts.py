@@ -1,0 +1,103 @@
+"""What the rollouts of one step are like, in numbers. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from art_core.advantage import has_signal
+from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.types import RolloutError
+
+GRAM = 4
+"""Tokens in a row that repeated text is looked for by."""
+LEAST_TOKENS = 32
+"""A shorter completion is not looked at: it has too few grams to tell."""
+DISTINCT_SHARE = 0.5
+"""A completion repeats itself when fewer of its grams are different ones; ordinary text and code have over 0.7."""
+_KINDS = 8
+"""Kinds of errors that are counted by name."""
+
+
+def rollout_metrics(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
+    """Counts over `groups`, failed members included.
+
+    `groups/all_best`, `groups/all_worst` and `groups/all_tied` divide the groups whose scored members all have the same
+    reward: the best of the scale, the worst, or one between. The scale is 0 to 1 where all rewards lie in it, and else
+    that of these groups. `groups/identical` said the same in each attempt. `trajectories/unscored` have no reward
+    although they did not fail, or failed because a judge did. `errors/<kind>` counts failures by the class of the
+    exception. Completions are model calls; `tools/offered` counts trajectories.
+    """
+    groups = list(groups)
+    members = [member for group in groups for member in group]
+    rewards = [member.reward for member in members if member.reward is not None and member.error is None]
+    metrics = Counter[str]()
+    for name in ("groups/all_best", "groups/all_worst", "groups/all_tied", "groups/identical"):
+        metrics[name] = 0
+    low, high = min([0.0, *rewards]), max([1.0, *rewards])
+    if rewards and (low < 0.0 or high > 1.0):
+        low, high = min(rewards), max(rewards)
+    for group in groups:
+        _count_group(metrics, group, low, high)
+    counted: dict[str, float] = {**metrics, **_completions(members), **_failures(members)}
+    if rewards:
+        mean = sum(rewards) / len(rewards)
+        counted["reward/min"], counted["reward/max"] = min(rewards), max(rewards)
+        counted["reward/std"] = (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5
+    return {name: float(value) for name, value in counted.items()}
+
+
+def is_repetitive(token_ids: Sequence[int]) -> bool:
+    """Whether a completion goes in circles."""
+    if len(token_ids) < LEAST_TOKENS:
+        return False
+    grams = [tuple(token_ids[start : start + GRAM]) for start in range(len(token_ids) - GRAM + 1)]
+    return len(set(grams)) < DISTINCT_SHARE * len(grams)
+
+
+def _count_group(metrics: Counter[str], group: TrajectoryGroup, low: float, high: float) -> None:
+    compared = [member for member in group if member.error is None and member.reward is not None]
+    said = [tuple(exchange.completion_ids for exchange in member.exchanges) for member in compared]
+    if len(compared) < 2:
+        return
+    metrics["groups/identical"] += any(map(any, said)) and len(set(said)) == 1
+    rewards = [member.reward for member in compared if member.reward is not None]
+    if has_signal(rewards):
+        return
+    near = 1e-6 * max(1.0, high - low)
+    if rewards[0] >= high - near:
+        metrics["groups/all_best"] += 1
+    elif rewards[0] <= low + near:
+        metrics["groups/all_worst"] += 1
+    else:
+        metrics["groups/all_tied"] += 1
+
+
+def _completions(members: Sequence[Trajectory]) -> dict[str, float]:
+    exchanges = [exchange for member in members for exchange in member.exchanges]
+    return {
+        "completions/total": len(exchanges),
+        "completions/truncated": sum(exchange.finish_reason == "length" for exchange in exchanges),
+        "completions/repetitive": sum(is_repetitive(exchange.completion_ids) for exchange in exchanges),
+        "tools/offered": sum(any(exchange.tools for exchange in member.exchanges) for member in members),
+        "tools/calls": sum(len(exchange.response.get("tool_calls") or ()) for exchange in exchanges),
+        "tools/malformed": sum(exchange.num_malformed_calls for exchange in exchanges),
+    }
+
+
+def _failures(members: Sequence[Trajectory]) -> dict[str, float]:
+    errors = [member.error for member in members if member.error is not None]
+    judged = [error for error in errors if _of_the_judge(error)]
+    silent = sum(member.reward is None and member.error is None for member in members)
+    kinds = Counter(re.sub(r"\W+", "_", error.kind) or "unknown" for error in errors)
+    return {
+        "trajectories/total": len(members),
+        "trajectories/unscored": silent + len(judged),
+        "trajectories/failed": len(errors) - len(judged),
+        **{f"errors/{kind}": count for kind, count in kinds.most_common(_KINDS)},
+    }
+
+
+def _of_the_judge(error: RolloutError) -> bool:
+    return error.kind == "Unscored" or error.message.startswith("the judge failed")

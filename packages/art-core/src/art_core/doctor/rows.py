@@ -1,0 +1,121 @@
+"""Symptoms between trajectories and training rows: what is left out on the way. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from art_core.doctor.history import RunHistory, finding, pooled, worst_of
+from art_core.types import Finding
+
+EMPTY_SHARE = 0.1
+DROPPED_SHARE = 0.1
+UNTRAINED_SHARE = 0.5
+FORKS_PER_TRAJECTORY = 1.0
+TRUNCATED_SHARE = 0.3
+TRUNCATED_PROBLEM_SHARE = 0.8
+LEAST = 8
+"""A share of fewer trajectories, rows or completions is chance."""
+_DROPPED = ("rows/dropped", "rows/cut", "rows/masked", "rows/overlong_dropped", "rows/overlong_cut")
+
+
+def empty_masks(history: RunHistory) -> Finding | None:
+    """Scored trajectories, or a whole step, without one token that could be trained."""
+    part, members = ("trajectories/without_tokens",), ("trajectories/trained", "trajectories/without_tokens")
+    hits = [hit.step for hit in pooled(history.steps, part, members, at_least=EMPTY_SHARE, least_whole=1)]
+    hits = [step for step in hits if step.metrics["trajectories/without_tokens"] > 0]
+    idle = [step for step in history.steps if not step.made and _had_signal(step.metrics)]
+    seen = [step for step in history.steps if step in hits or step in idle]
+    if not seen:
+        return None
+    empty = sum(step.metrics.get("trajectories/without_tokens", 0.0) for step in seen)
+    of = sum(step.sum(members) or 0.0 for step in seen)
+    evidence = f"{empty:.0f} of {of:.0f} scored trajectories have no token to train"
+    if idle:
+        evidence += f"; {len(idle)} steps were skipped for that although their rewards differed"
+    return finding(
+        "empty-masks",
+        "problem" if idle else "warning",
+        seen,
+        history.steps,
+        evidence,
+        "Check `roles`, and that answers are not wholly forced by a grammar or empty: only sampled tokens are trained",
+    )
+
+
+def rows_dropped(history: RunHistory) -> Finding | None:
+    """Rows that were dropped or cut, as too long for instance."""
+    rows = ("train/rows",)
+    hits = [
+        hit
+        for name in _DROPPED
+        for hit in pooled(history.steps, (name,), rows, at_least=DROPPED_SHARE, least_whole=1)
+        if hit.part > 0
+    ]
+    if not hits:
+        return None
+    last = hits[-1].step.metrics
+    counts = ", ".join(f"{name} {last[name]:.0f}" for name in _DROPPED if last.get(name))
+    steps = [step for step in history.steps if any(step is hit.step for hit in hits)]
+    return finding(
+        "rows-dropped",
+        "warning",
+        steps,
+        history.steps,
+        f"of {last.get('train/rows', 0.0):.0f} rows: {counts}",
+        "Shorten the rollouts (fewer turns, a smaller max_tokens), or allow longer rows: what is cut is not learned",
+    )
+
+
+def rows_untrained(history: RunHistory) -> Finding | None:
+    """Rows that are computed and train nothing."""
+    part, whole = ("train/rows_untrained",), ("train/rows",)
+    hits = pooled(history.steps, part, whole, at_least=UNTRAINED_SHARE, least_whole=LEAST)
+    if not hits:
+        return None
+    return finding(
+        "rows-untrained",
+        "warning",
+        [hit.step for hit in hits],
+        history.steps,
+        f"{hits[-1].part:.0f} of {hits[-1].whole:.0f} rows have no trained token",
+        "Check `roles`, and whether the agent's calls are forced by grammars",
+    )
+
+
+def forks(history: RunHistory) -> Finding | None:
+    """Conversations that break into several rows because a prompt did not extend what was recorded before."""
+    part, whole = ("trajectories/forks",), ("trajectories/trained",)
+    hits = pooled(history.steps, part, whole, at_least=FORKS_PER_TRAJECTORY, least_whole=LEAST)
+    if not hits:
+        return None
+    return finding(
+        "forks",
+        "warning",
+        [hit.step for hit in hits],
+        history.steps,
+        f"{hits[-1].part:.0f} forks in {hits[-1].whole:.0f} trajectories",
+        "Keep earlier messages as they were, and give back answers unchanged; sub-agents and compaction fork by "
+        "nature, and cost only the prompt that is computed again",
+    )
+
+
+def truncation(history: RunHistory) -> Finding | None:
+    """Completions that end at their limit of tokens."""
+    part, whole = ("completions/truncated",), ("completions/total",)
+    hits = pooled(history.rollouts, part, whole, at_least=TRUNCATED_SHARE, least_whole=LEAST)
+    if not hits:
+        return None
+    worst = worst_of(hits)
+    return finding(
+        "truncation",
+        "problem" if worst.share >= TRUNCATED_PROBLEM_SHARE else "warning",
+        [hit.step for hit in hits],
+        history.rollouts,
+        f"{worst.part:.0f} of {worst.whole:.0f} completions were cut at max_tokens (finish_reason 'length')",
+        "Raise max_tokens, or reward short answers: the model is graded on answers it could not finish",
+    )
+
+
+def _had_signal(metrics: Mapping[str, float]) -> bool:
+    without = metrics.get("groups/without_signal", 0.0) + metrics.get("groups/too_small", 0.0)
+    return metrics.get("groups/total", 0.0) > without

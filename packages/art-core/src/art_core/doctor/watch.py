@@ -1,0 +1,70 @@
+"""Findings while a run trains: each is told once, when it becomes true."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+
+from art_core.doctor.diagnosis import diagnose, is_worse
+from art_core.doctor.history import RunHistory, Step
+from art_core.errors import ArtError
+from art_core.protocols import Store
+from art_core.types import Finding, Severity, StepReport
+
+FINDINGS = "findings"
+"""The log of a run folder in which findings begin and end."""
+_KEPT_STEPS = 500
+_logger = logging.getLogger(__name__)
+
+
+class Watch:
+    """Looks at a run after each of its steps.
+
+    `before` are the steps that the run has made already. What `store` says was found, and has not gone away since, is
+    not told again.
+    """
+
+    def __init__(self, store: Store, before: Iterable[StepReport] = ()) -> None:
+        self._store = store
+        self._steps: deque[Step] = deque(maxlen=_KEPT_STEPS)
+        self._told: dict[str, Severity] = {}
+        try:
+            for record in store.records(FINDINGS):
+                if record["event"] == "began":
+                    self._told[record["name"]] = record["severity"]
+                else:
+                    self._told.pop(record["name"], None)
+            self._steps.extend(Step(report.step, report.metrics) for report in before)
+        except (ArtError, KeyError) as error:
+            _logger.warning("what was found earlier cannot be read: %s; findings begin anew", error)
+
+    def observed(self, report: StepReport, *, log_as: str | None = None) -> StepReport:
+        """`report` with the findings that are new with it, which are kept, and logged where `log_as` names the run.
+
+        Never raises: a step that was made is not lost because something cannot be said about it.
+        """
+        try:
+            new = self._observe(Step(report.step, report.metrics))
+        except Exception:
+            _logger.exception("what is wrong with step %d could not be found out", report.step)
+            return report
+        for finding in new if log_as is not None else ():
+            _logger.warning("%s: %s", log_as, finding)
+        return replace(report, findings=tuple(new))
+
+    def _observe(self, step: Step) -> list[Finding]:
+        self._steps.append(step)
+        steps = tuple(self._steps)
+        current = {f.name: f for f in diagnose(RunHistory(steps=steps, rollouts=steps)) if f.current}
+        for name in [name for name in self._told if name not in current]:
+            del self._told[name]
+            self._store.append(FINDINGS, {"event": "ended", "step": step.number, "name": name})
+        new = [f for f in current.values() if f.name not in self._told or is_worse(f.severity, self._told[f.name])]
+        for finding in new:
+            self._told[finding.name] = finding.severity
+            self._store.append(
+                FINDINGS, {"event": "began", "step": step.number, **finding.model_dump(mode="json", exclude={"steps"})}
+            )
+        return new

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from art_core.doctor import rollout_metrics
+from art_core.doctor.rollouts import is_repetitive
+from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.types import RolloutError
+from tests.core.runs.building import exchange
+
+
+def member(reward: float | None, *, ids: tuple[int, ...] = (4, 5), **fields: Any) -> Trajectory:
+    made = exchange(completion_ids=ids, logprobs=(-0.1,) * len(ids), **fields)
+    return Trajectory(reward=reward, exchanges=[made])
+
+
+def failed(kind: str, message: str = "m") -> Trajectory:
+    return Trajectory(error=RolloutError(kind=kind, message=message))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "best", "worst", "tied"),
+    [
+        ([[1.0, 1.0], [0.0, 0.0], [0.5, 0.5], [0.0, 1.0]], 1, 1, 1),
+        ([[-1.0, -1.0], [3.0, 3.0], [1.0, 1.0]], 1, 1, 1),  # of another scale than 0 to 1
+        ([[7.0], [7.0, 7.0]], 1, 0, 0),
+    ],
+)
+def test_groups_without_signal_are_divided_by_their_reward(
+    rewards: list[list[float]], best: int, worst: int, tied: int
+) -> None:
+    groups = [TrajectoryGroup([member(r, ids=(4, 5 + i)) for i, r in enumerate(some)]) for some in rewards]
+    metrics = rollout_metrics(groups)
+    assert (metrics["groups/all_best"], metrics["groups/all_worst"], metrics["groups/all_tied"]) == (best, worst, tied)
+
+
+def test_failures_are_counted_by_kind_and_those_of_the_judge_apart() -> None:
+    given = [failed("TimeoutError"), failed("TimeoutError"), failed("Odd/Name"), failed("Unscored"),
+             failed("KeyError", "the judge failed: no key"), member(None), member(0.5)]  # fmt: skip
+    metrics = rollout_metrics([TrajectoryGroup(given)])
+    assert metrics["trajectories/total"] == 7
+    assert metrics["trajectories/failed"] == 3
+    assert metrics["trajectories/unscored"] == 3
+    assert metrics["errors/TimeoutError"] == 2
+    assert metrics["errors/Odd_Name"] == 1
+    assert (metrics["reward/min"], metrics["reward/max"], metrics["reward/std"]) == (0.5, 0.5, 0.0)
+
+
+def test_completions_and_tools_are_counted() -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}, {"id": "2"}]}
+    tool = ({"type": "function", "function": {"name": "f"}},)
+    members = [
+        member(0.0, finish_reason="length"),
+        member(1.0, ids=(4, 4), response=call, tools=tool, num_malformed_calls=1),
+        member(1.0, ids=tuple([7, 8] * 40)),
+    ]
+    metrics = rollout_metrics([TrajectoryGroup(members)])
+    assert metrics["completions/total"] == 3
+    assert metrics["completions/truncated"] == 1
+    assert metrics["completions/repetitive"] == 1
+    assert (metrics["tools/offered"], metrics["tools/calls"], metrics["tools/malformed"]) == (1, 2, 1)
+
+
+def test_a_group_that_said_the_same_is_counted_and_one_without_calls_is_not() -> None:
+    same = TrajectoryGroup([member(0.0), member(1.0)])
+    other = TrajectoryGroup([member(0.0), member(1.0, ids=(9,))])
+    silent = TrajectoryGroup([Trajectory(reward=0.0), Trajectory(reward=1.0)])
+    assert rollout_metrics([same, other, silent])["groups/identical"] == 1
+
+
+def test_circles_are_repetitive_and_long_texts_short_ones_and_lists_are_not() -> None:
+    assert is_repetitive([1, 2, 3] * 20)
+    assert not is_repetitive([1, 2, 3] * 10)  # too short to tell
+    assert not is_repetitive(range(100))
+    assert not is_repetitive([token for row in range(20) for token in (1, 2, row + 10, row + 40)])
+
+
+def test_nothing_gives_zeros() -> None:
+    assert set(rollout_metrics([]).values()) == {0.0}
