@@ -56,6 +56,8 @@ def test_help_of_serve_has_its_options_and_an_example() -> None:
         (["--host", "0.0.0.0"], "host '0.0.0.0' can be reached from other machines, and there is no API key"),
         (["--host", "0.0.0.0", "--api-key", ""], "the API key is empty"),
         (["--options", "{"], "--options is not JSON"),
+        (["--sink", "mlflow"], "sink 'mlflow' is unknown; wanted one of ['tensorboard', 'wandb']"),
+        (["--sink", "wandb", "--options", '{"sinks": []}'], "sinks are given both as --sink and in --options"),
         (["--options", "[]"], "wanted a JSON object"),
         (["--options", '{"seeds": 1}'], "the server has no option 'seeds'"),
         (["--port", "0", "--model", "no-such-model"], "model 'no-such-model' is unknown"),

@@ -124,9 +124,9 @@ def test_shift_of_three_tokens() -> None:
     metrics = shift.metrics()
     assert metrics["train/ratio_mean"] == pytest.approx(3.25 / 3, abs=1e-6)
     kl = sum(ratio - 1 - math.log(ratio) for ratio in RATIO) / 3
-    assert metrics["train/kl_sampler"] == pytest.approx(kl, abs=1e-6)
+    assert metrics["mismatch/kl"] == pytest.approx(kl, abs=1e-6)
     assert metrics["train/clip_share"] == pytest.approx(2 / 3)
-    assert metrics["train/logprob_diff_max"] == pytest.approx(math.log(2), abs=1e-6)
+    assert metrics["mismatch/logprob_diff_max"] == pytest.approx(math.log(2), abs=1e-6)
 
 
 def test_cispo_counts_only_what_is_above_the_limit_as_clipped() -> None:
@@ -149,7 +149,7 @@ def test_shift_ignores_untrained_tokens_and_adds_up() -> None:
 def test_shift_of_nothing() -> None:
     assert policy_shift(Objective(), torch.tensor(LOGP), old_logp(), ADVANTAGE, ~ALL).metrics() == {
         "train/ratio_mean": 0.0,
-        "train/kl_sampler": 0.0,
+        "mismatch/kl": 0.0,
         "train/clip_share": 0.0,
-        "train/logprob_diff_max": 0.0,
+        "mismatch/logprob_diff_max": 0.0,
     }

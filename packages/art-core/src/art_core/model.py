@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from art_core.claims import attach_exchanges, attach_known_exchanges
 from art_core.config import TrainConfig
 from art_core.control import ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
+from art_core.lines import step_figures
 from art_core.moving import missing_method, refuse_unknown
 from art_core.outcomes import best_step, error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
 from art_core.protocols import Backend
@@ -102,12 +104,17 @@ class Model:
 class TrainResult:
     """What `train` did. `step` is the step that is served now.
 
-    `skipped` says why no step was made, and is None when one was. `metrics` are named `area/name`.
+    `skipped` says why no step was made, and is None when one was. `metrics` are named `area/name`; docs/metrics.md says
+    what they mean. As text it is a line for people: `step 3: reward 0.512 · loss 0.0021 · ...`.
     """
 
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
     skipped: str | None = None
+
+    def __str__(self) -> str:
+        parts = [step_figures(self.metrics), f"skipped: {self.skipped}" if self.skipped else ""]
+        return f"step {self.step}: " + " · ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
@@ -254,7 +261,12 @@ class TrainableModel:
         return await self.get_step() + round(skipped)
 
     async def train(
-        self, groups: Iterable[TrajectoryGroup], config: TrainConfig | None = None, **options: Any
+        self,
+        groups: Iterable[TrajectoryGroup],
+        config: TrainConfig | None = None,
+        *,
+        verbose: bool | None = None,
+        **options: Any,
     ) -> TrainResult:
         """One training step on `groups`; when it returns, its weights are served.
 
@@ -262,6 +274,8 @@ class TrainableModel:
         `additional_histories` are looked up at the server by their ids, and put into `exchanges`. Members that failed,
         and groups whose rewards are all equal, are left out and counted. Where nothing is left, no step is made: the
         result says why, a warning is logged, and the run folder keeps it as the metric `batches/skipped`.
+
+        With `verbose`, by default on a terminal, a line on stderr tells of the step; it is also logged at level INFO.
 
         Raises:
             ConfigError: an option that does not exist.
@@ -284,13 +298,20 @@ class TrainableModel:
                 made.roles,
             )
         if not report.metrics.get("step/skipped"):
-            return TrainResult(report.step, report.metrics)
+            result = TrainResult(report.step, report.metrics)
+            self._tell(result, verbose)
+            return result
         reason = skip_reason(scored)
         if failures := error_counts(whole):
             reason += f" ({failures})"
         _logger.warning("model %s: no training step was made: %s", self.name, reason)
         await backend.log(self.project, self.name, [], split="train", step=report.step, metrics={_SKIPPED: 1.0})
         return TrainResult(report.step, report.metrics, skipped=reason)
+
+    def _tell(self, result: TrainResult, verbose: bool | None) -> None:
+        _logger.info("model %s: %s", self.name, result)
+        if sys.stderr.isatty() if verbose is None else verbose:
+            print(f"{self.name}: {result}", file=sys.stderr, flush=True)  # noqa: T201
 
     async def log(
         self,

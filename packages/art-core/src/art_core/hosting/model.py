@@ -20,8 +20,10 @@ from art_core.hosting.exchanges import ExchangeLog
 from art_core.hosting.opening import Parts
 from art_core.hosting.options import HostOptions
 from art_core.hosting.record import ModelRecord
+from art_core.hosting.shown import open_feed
 from art_core.hosting.watch import WatchedEngine
 from art_core.loop import train_step, training_rows
+from art_core.outcomes import rollout_metrics
 from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
 from art_core.runs import ModelRun
@@ -59,6 +61,7 @@ class HostedModel:
         self.store = store
         self.run = ModelRun(store)
         self.log = log
+        self.feed = open_feed(record, store.folder)
         self.fault: str | None = None
         self.writing = asyncio.Lock()  # one `log` at a time, so that its lines stay together
         self._ready = asyncio.Event()
@@ -145,7 +148,9 @@ class HostedModel:
                 roles=config.roles,
             )
             on_progress(f"training step {self.step + 1} on {len(rows)} rows")
-            self._running = asyncio.create_task(self._step(rows, config, trainer, {**counters, **_summary(scored)}))
+            self._running = asyncio.create_task(
+                self._step(rows, config, trainer, {**counters, **rollout_metrics(groups)})
+            )
             try:
                 return await self._whole(self._running, trainer)
             except BaseException as error:
@@ -204,8 +209,11 @@ class HostedModel:
             if self._trainer is not None:
                 await self._trainer.aclose()
         finally:
-            self.log.close()
-            self.store.close()
+            try:
+                await asyncio.to_thread(self.feed.close)
+            finally:
+                self.log.close()
+                self.store.close()
 
     async def start(self) -> None:
         """Open everything, at the newest checkpoint. `close` is the caller's, also when this fails."""
@@ -228,9 +236,10 @@ class HostedModel:
         )
         if report.step > self.step:
             self._checkpoints[report.step] = Checkpoint(report.step, self.store.checkpoint_path(report.step))
-        metrics = {**counters, **report.metrics, "time/step_s": time.monotonic() - started}
+        metrics = {**counters, **report.metrics, **self.feed.metrics(), "time/step_s": time.monotonic() - started}
         report = StepReport(report.step, metrics)
         self.run.log_step(report)
+        self.feed.wake()
         return report
 
     async def _whole(self, task: asyncio.Task[StepReport], trainer: Trainer) -> StepReport:
@@ -259,6 +268,7 @@ class HostedModel:
         found = await asyncio.to_thread(self.store.checkpoints)
         self._checkpoints = {checkpoint.step: checkpoint for checkpoint in found}
         await asyncio.to_thread(self._log_unlogged, found)
+        self.feed.wake()
         newest = self._checkpoints.get(self.step)
         if self._trainer is not None and newest is None and self._trainer.step_count:
             await self._trainer.aclose()
@@ -376,8 +386,3 @@ def _scored(groups: Sequence[TrajectoryGroup], name: str) -> list[ScoredGroup]:
             "trained once: give every exchange to one trajectory, and no trajectory to two groups"
         )
     return scored
-
-
-def _summary(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    rewards = [reward for group in groups for reward in group.rewards]
-    return {"reward/mean": sum(rewards) / len(rewards)} if rewards else {}

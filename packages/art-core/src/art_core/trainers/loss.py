@@ -106,9 +106,9 @@ class PolicyShift:
         count = max(self.tokens, 1)
         return {
             "train/ratio_mean": self.ratio_sum / count,
-            "train/kl_sampler": self.kl_sum / count,
+            "mismatch/kl": self.kl_sum / count,
             "train/clip_share": self.clipped / count,
-            "train/logprob_diff_max": self.max_abs_log_ratio,
+            "mismatch/logprob_diff_max": self.max_abs_log_ratio,
         }
 
 
