@@ -321,6 +321,29 @@ async def test_nothing_to_learn_from_is_said_with_its_reason(
     assert backend.trainer.steps == []
 
 
+@pytest.mark.parametrize(
+    ("is_terminal", "verbose", "told"),
+    [(True, None, True), (False, None, False), (True, False, False), (False, True, True)],
+)
+async def test_a_step_is_told_on_a_terminal_or_when_asked_and_always_logged(
+    is_terminal: bool,
+    verbose: bool | None,
+    told: bool,
+    model: art.TrainableModel,
+    backend: InProcessBackend,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = await group_of(captured, model, 0.0, 1.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    with caplog.at_level(logging.INFO, logger="art_core.model"):
+        result = await model.train([group], verbose=verbose)
+    assert str(result).startswith("step 1: reward 0.500 · ")
+    assert f"model {model.name}: {result}" in caplog.text
+    assert (f"{model.name}: {result}\n" in capsys.readouterr().err) is told
+
+
 async def test_a_trajectory_of_many_rows_counts_once_in_its_group(
     model: art.TrainableModel, backend: InProcessBackend
 ) -> None:

@@ -38,7 +38,7 @@ async def main(url, key, base_model):
         print(result.step, await model.get_step(), result.metrics["trajectories/trained"])
 
 asyncio.run(main(*sys.argv[1:]))
-print([name for name in ("torch", "renderers", "fastapi", "numpy") if importlib.util.find_spec(name)])
+print([name for name in ("torch", "renderers", "starlette", "numpy") if importlib.util.find_spec(name)])
 """
 
 

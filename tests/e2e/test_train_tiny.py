@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.contract.test_sink import tensorboard_events
+from tests.core.test_metrics import unknown
 from tests.e2e.support import CLERK, CLERK_ADD, ArtMcp, art_mcp_command, environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -52,7 +54,7 @@ def unbroken(tiny_clerk: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The output folder of a run that nothing disturbed."""
     out = tmp_path_factory.mktemp("runs") / "unbroken"
     done = subprocess.run(
-        art_mcp_command(*train_arguments(tiny_clerk, out)),
+        art_mcp_command(*train_arguments(tiny_clerk, out), "--sink", "tensorboard"),
         env=environment(),
         capture_output=True,
         text=True,
@@ -94,6 +96,23 @@ def test_reinforcement_had_something_to_do_and_changed_the_weights(unbroken: Pat
         )
         assert metrics["canary/error"] < 2e-3
         assert metrics["canary/movement"] > 0
+
+
+def test_its_metrics_are_those_of_the_table_and_tensorboard_has_each_step_once(unbroken: Path) -> None:
+    steps, evaluations = lines(unbroken / "metrics.jsonl"), lines(unbroken / "evaluations.jsonl")
+    assert [record["phase"] for record in evaluations] == ["baseline", "warmup", "final"]
+    for record in [*steps, *evaluations]:
+        split = "val" if record in evaluations else "train"
+        assert unknown(record["metrics"], splits=(split,)) == set()
+    for record in evaluations:
+        assert {"val/reward", "val/success"} <= set(record["metrics"])
+    for record in steps:
+        if record["phase"] == "train":
+            assert {"train/reward", "train/success", "tokens/sampled", "time/rollout_s"} <= set(record["metrics"])
+    shown = tensorboard_events(unbroken / "tensorboard")
+    assert sorted(step for step, metrics in shown if "train/loss" in metrics) == sorted(
+        record["policy_version"] for record in steps if "train/loss" in record["metrics"]
+    )
 
 
 def test_every_exchange_of_a_training_rollout_carries_the_version_that_sampled_it(unbroken: Path) -> None:

@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 import art_core as art
 import art_langgraph
 from art_core.errors import ConfigError, DataError
+from art_core.runs import Run
 from art_langgraph import ArtChatModel, Evaluation
 from art_langgraph.stats import Interval
 from tests.langgraph.graphs import serving
@@ -156,3 +157,24 @@ async def test_a_judge_that_is_not_asynchronous_is_refused(served: Served) -> No
     judge: Any = lambda attempts: [1.0] * len(attempts)  # noqa: E731
     with pytest.raises(ConfigError, match="the judge gave a list when it was called; wanted an async function"):
         await art_langgraph.train(model, attempt_with(model), ["a"], steps=1, judge=judge, **QUIET)
+
+
+async def test_what_a_judge_has_cost_is_a_metric_of_the_step(served: Served) -> None:
+    model, backend = served
+
+    async def judge(attempts: Any) -> Any:
+        usage = SimpleNamespace(calls=2, total_tokens=100, cost_usd=0.25)
+        return SimpleNamespace(scores=[float(number) for number, _ in enumerate(attempts)], usage=usage)
+
+    async def unpriced(attempts: Any) -> Any:
+        usage = SimpleNamespace(calls=1, total_tokens=10, cost_usd=None)
+        return SimpleNamespace(scores=[float(number) for number, _ in enumerate(attempts)], usage=usage)
+
+    for asked, costs in (
+        (judge, {"cost/judge_usd": 0.5, "cost/judge_tokens": 200, "cost/judge_calls": 4}),
+        (unpriced, {"cost/judge_tokens": 20, "cost/judge_calls": 2}),
+    ):
+        step = await model.get_step() + 1
+        await art_langgraph.train(model, attempt_with(model), ["a", "b"], steps=step, judge=asked, **QUIET)
+        (*_, report) = Run(backend.folder(model.project, model.name)).steps()
+        assert {name: value for name, value in report.metrics.items() if name.startswith("cost/")} == costs

@@ -187,7 +187,8 @@ async def test_a_failed_attempt_is_counted_and_never_a_reward(
 
     result = await art_langgraph.train(model, attempt, ["a"], steps=1, **{**QUIET, "show_progress": True})
     assert result.rewards == (2 / 3,)
-    assert "batch 1 of 1: step 1  reward 0.667  failed: ConnectionError 1\n" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert re.search(r"batch 1 of 1: step 1  reward 0\.667 · .* tokens/s · .*  failed: ConnectionError 1\n", told)
     assert len(backend.trainer.steps[0][0]) == 3
 
 
@@ -424,3 +425,11 @@ async def test_roles_are_an_option_of_the_step(served: Served) -> None:
 
 def test_prompts_end_with_what_was_said_last() -> None:
     assert last("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n") == ("user", "hi")
+
+
+async def test_a_line_tells_the_time_that_is_left(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    model, _ = served
+    await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, **{**QUIET, "show_progress": True})
+    first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("batch")]
+    assert re.search(r"  about \d+s left$", first)
+    assert "left" not in second

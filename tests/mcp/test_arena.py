@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from tokenizers import Tokenizer
 
 from art_core.errors import DataError, EngineClosedError, InfrastructureError
@@ -112,7 +112,7 @@ async def stage(
     with Progress(quiet=True) as progress:
         async with (
             ModelServer(engine, renderer, model_name="tiny") as server,
-            AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+            _client(f"{server.url}/v1") as client,
         ):
             source: Any = SimpleNamespace(folder=folder)
             arena = Arena(
@@ -221,3 +221,8 @@ def test_held_out_attempts_draw_from_the_same_stream_in_every_phase() -> None:
     others = {Job("train", step, SCENARIOS[0], 1).seed(7) for step in (1, 2)}
     assert len(others) == 2
     assert not others & seeds
+
+
+def _client(base_url: str) -> AsyncOpenAI:
+    http = DefaultAsyncHttpxClient(verify=False)  # certificates take longer to load than most tests
+    return AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, http_client=http)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from art_mcp.progress import Progress, format_duration
+from art_core.lines import format_duration
+from art_mcp.progress import Progress
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from art_core.trajectories import Trajectory
 from art_core.types import RolloutError
 from art_mcp.report import Report, summary_table, write_report
@@ -63,3 +65,21 @@ def test_a_gain_that_no_scenario_can_tell_is_unknown_and_the_files_are_written(t
     text = (tmp_path / "report.md").read_text()
     assert "- success: Add 1. **→** It is 3." in text
     assert "| add | 1.00 | 1 |" in text
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {"reward": "train/reward", "success": "train/success", "kl": "mismatch/kl"},
+        {"reward": "reward", "success": "success", "kl": "train/kl_sampler"},  # of runs of version 0.1.0
+    ],
+)
+def test_the_steps_of_a_run_are_told_whatever_version_made_them(tmp_path: Path, names: dict[str, str]) -> None:
+    metrics = {
+        **{names["reward"]: 0.5, names["success"]: 0.25, names["kl"]: 0.00125},
+        **{"groups/without_signal": 1.0, "train/loss": 0.0625, "time/rollout_s": 12.25, "time/train_s": 3.5},
+    }
+    attempts = [attempt(0, True), attempt(1, False)]
+    steps = [{"phase": "warmup", "done": 1, "metrics": {}}, {"phase": "train", "done": 1, "metrics": metrics}]
+    write_report(tmp_path, report(attempts, attempts), steps, attempts, HELD_OUT)
+    assert "| 1 | 0.500 | 0.250 | 1 | 0.0625 | 0.00125 | 12.2 | 3.5 |\n" in (tmp_path / "report.md").read_text()

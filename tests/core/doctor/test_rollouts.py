@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from art_core.doctor import rollout_metrics
+from art_core.doctor import rollout_counts
 from art_core.doctor.rollouts import is_repetitive
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import RolloutError
@@ -32,14 +32,14 @@ def test_groups_without_signal_are_divided_by_their_reward(
     rewards: list[list[float]], best: int, worst: int, tied: int
 ) -> None:
     groups = [TrajectoryGroup([member(r, ids=(4, 5 + i)) for i, r in enumerate(some)]) for some in rewards]
-    metrics = rollout_metrics(groups)
+    metrics = rollout_counts(groups)
     assert (metrics["groups/all_best"], metrics["groups/all_worst"], metrics["groups/all_tied"]) == (best, worst, tied)
 
 
 def test_failures_are_counted_by_kind_and_those_of_the_judge_apart() -> None:
     given = [failed("TimeoutError"), failed("TimeoutError"), failed("Odd/Name"), failed("Unscored"),
              failed("KeyError", "the judge failed: no key"), member(None), member(0.5)]  # fmt: skip
-    metrics = rollout_metrics([TrajectoryGroup(given)])
+    metrics = rollout_counts([TrajectoryGroup(given)])
     assert metrics["trajectories/total"] == 7
     assert metrics["trajectories/failed"] == 3
     assert metrics["trajectories/unscored"] == 3
@@ -56,7 +56,7 @@ def test_completions_and_tools_are_counted() -> None:
         member(1.0, ids=(4, 4), response=call, tools=tool, num_malformed_calls=1),
         member(1.0, ids=tuple([7, 8] * 40)),
     ]
-    metrics = rollout_metrics([TrajectoryGroup(members)])
+    metrics = rollout_counts([TrajectoryGroup(members)])
     assert metrics["completions/total"] == 3
     assert metrics["completions/truncated"] == 1
     assert metrics["completions/repetitive"] == 1
@@ -67,7 +67,7 @@ def test_a_group_that_said_the_same_is_counted_and_one_without_calls_is_not() ->
     same = TrajectoryGroup([member(0.0), member(1.0)])
     other = TrajectoryGroup([member(0.0), member(1.0, ids=(9,))])
     silent = TrajectoryGroup([Trajectory(reward=0.0), Trajectory(reward=1.0)])
-    assert rollout_metrics([same, other, silent])["groups/identical"] == 1
+    assert rollout_counts([same, other, silent])["groups/identical"] == 1
 
 
 def test_circles_are_repetitive_and_long_texts_short_ones_and_lists_are_not() -> None:
@@ -78,4 +78,4 @@ def test_circles_are_repetitive_and_long_texts_short_ones_and_lists_are_not() ->
 
 
 def test_nothing_gives_zeros() -> None:
-    assert set(rollout_metrics([]).values()) == {0.0}
+    assert set(rollout_counts([]).values()) == {0.0}

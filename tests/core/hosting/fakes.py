@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from art_core import registry
 from art_core.backends.remote import RemoteBackend
@@ -72,7 +72,13 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 def client_of(server: HostServer | RemoteBackend, **options: Any) -> AsyncOpenAI:
     url = server.url if isinstance(server, HostServer) else server.base_url
-    return AsyncOpenAI(**{"base_url": f"{url}/v1", "api_key": "none", "max_retries": 0, "timeout": 60, **options})
+    return _client(**{"base_url": f"{url}/v1", **options})
+
+
+def _client(**options: Any) -> AsyncOpenAI:
+    http = DefaultAsyncHttpxClient(verify=False)  # certificates take longer to load than most tests
+    defaults = {"api_key": "none", "max_retries": 0, "timeout": 60, "http_client": http}
+    return AsyncOpenAI(**{**defaults, **options})
 
 
 async def ask(client: AsyncOpenAI, model: str, **options: Any) -> Any:
@@ -84,7 +90,7 @@ async def ask(client: AsyncOpenAI, model: str, **options: Any) -> Any:
 async def rollout(backend: Any, name: str, trajectory_id: str, reward: float | None, **options: Any) -> Trajectory:
     """One call to `p/<name>`, recorded."""
     url = await backend.open_trajectory("p", name, trajectory_id)
-    async with AsyncOpenAI(base_url=url, api_key=backend.api_key or "none", max_retries=0, timeout=60) as client:
+    async with _client(base_url=url, api_key=backend.api_key or "none") as client:
         await ask(client, f"p/{name}", **options)
     exchanges = await backend.close_trajectory(trajectory_id)
     return Trajectory(id=trajectory_id, scenario_id="s", exchanges=exchanges, reward=reward)

@@ -313,7 +313,7 @@ async def test_every_route_but_health_wants_the_key(open_server: Open, base_mode
     with pytest.raises(ConfigError, match="the API key is not this server's"):
         async with RemoteBackend(server.url, "wrong") as wrong:
             await wrong.state("p", "m")
-    async with httpx.AsyncClient(base_url=server.url) as raw:
+    async with httpx.AsyncClient(verify=False, base_url=server.url) as raw:
         for path in ("/metrics", "/api/models", "/v1/models", "/t/x/v1/models", "/t/x/healthz", "/nothing"):
             answer = await raw.get(path)
             assert (answer.status_code, set(answer.json()["error"])) == (401, {"message", "type", "param", "code"})
@@ -336,7 +336,7 @@ def test_an_address_that_others_can_reach_needs_a_key() -> None:
 async def test_without_a_key_no_web_page_is_answered(open_server: Open, base_model: str) -> None:
     server, backend = await open_server()
     await register(backend, base_model)
-    async with httpx.AsyncClient(base_url=server.url) as raw:
+    async with httpx.AsyncClient(verify=False, base_url=server.url) as raw:
 
         async def status(path: str = "/api/models/p/m/log", content: str = '{"split": "val"}', **headers: str) -> Any:
             names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -369,7 +369,7 @@ async def test_without_a_key_no_web_page_is_answered(open_server: Open, base_mod
 
 async def test_with_a_key_it_is_the_key_that_counts(open_server: Open) -> None:
     server, _ = await open_server(api_key="right")
-    async with httpx.AsyncClient(base_url=server.url, headers={"authorization": "Bearer right"}) as raw:
+    async with httpx.AsyncClient(verify=False, base_url=server.url, headers={"authorization": "Bearer right"}) as raw:
         headers = {"host": "models.example", "origin": "https://app.example"}
         assert (await raw.get("/api/models", headers=headers)).status_code == 200
 
@@ -386,7 +386,7 @@ async def test_a_body_beyond_the_bound_is_refused(open_server: Open, base_model:
         for _ in range(30):
             yield b" " * 100
 
-    async with httpx.AsyncClient(base_url=server.url) as raw:
+    async with httpx.AsyncClient(verify=False, base_url=server.url) as raw:
         for path in ("/v1/chat/completions", "/api/models"):
             assert (await raw.post(path, content=chunks())).status_code == 413
     with pytest.raises(DataError, match="more than 2000 bytes"):
@@ -401,7 +401,7 @@ async def test_what_is_counted(open_server: Open, base_model: str) -> None:
     with pytest.raises(DataError):
         await backend.train("p", "m", [scored], CONFIG)
     prompt = sum(len(e.prompt_ids) for t in scored for e in t.exchanges)
-    async with httpx.AsyncClient(base_url=server.url) as raw:
+    async with httpx.AsyncClient(verify=False, base_url=server.url) as raw:
         answer = await raw.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if not line.startswith("#"))
@@ -461,7 +461,7 @@ async def test_a_step_in_progress_sends_lines_all_the_time(open_server: Open, ba
         "groups": [{"scenario_id": "s", "trajectories": [t.model_dump(mode="json") for t in scored]}],
         "options": {"learning_rate": 1e-5, "loss": "ppo", "clip_low": 0.2, "clip_high": 0.28, "scale_rewards": True},
     }
-    async with client_of(server) as client, httpx.AsyncClient(base_url=server.url, timeout=30) as raw:
+    async with client_of(server) as client, httpx.AsyncClient(verify=False, base_url=server.url, timeout=30) as raw:
         long = asyncio.create_task(ask(client, "p/m"))
         await started(FakeEngine.opened[0])
         answer = await raw.post("/api/models/p/m/train", json=body)
@@ -470,7 +470,7 @@ async def test_a_step_in_progress_sends_lines_all_the_time(open_server: Open, ba
     assert len(lines) > 3  # the step waited most of a second for the call in flight
     assert all('"event":"progress"' in line for line in lines[:-1])
     assert re.search(r'"event":"result".*"step":1', lines[-1])
-    async with httpx.AsyncClient(base_url=server.url) as raw:
+    async with httpx.AsyncClient(verify=False, base_url=server.url) as raw:
         for bad, status in ({"groups": 1}, 400), ({**body, "options": {**body["options"], "loss": "sft"}}, 400):
             refused = await raw.post("/api/models/p/m/train", json=bad)
             assert (refused.status_code, set(refused.json())) == (status, {"error"})

@@ -491,7 +491,7 @@ async def test_shutting_down_answers_what_is_still_running(streaming: bool) -> N
             await call
     assert engine.freed.is_set()
     with pytest.raises(httpx.ConnectError):
-        async with httpx.AsyncClient() as late:
+        async with httpx.AsyncClient(verify=False) as late:
             await late.get(f"{url}/healthz")
     with pytest.raises(RuntimeError, match="not running"):
         _ = server.url
@@ -512,5 +512,5 @@ async def test_two_servers_run_side_by_side_and_one_can_be_entered_again() -> No
     first = ModelServer(cast(Engine, engine), RENDERER, model_name="m")
     async with first, ModelServer(cast(Engine, engine), RENDERER, model_name="n") as second:
         assert first.url != second.url
-    async with first, httpx.AsyncClient() as client:
+    async with first, httpx.AsyncClient(verify=False) as client:
         assert (await client.get(f"{first.url}/healthz")).json()["models"][0]["name"] == "m"

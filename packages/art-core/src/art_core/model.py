@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from art_core.claims import attach_exchanges, attach_known_exchanges
 from art_core.config import TrainConfig
 from art_core.control import ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
+from art_core.lines import step_figures
 from art_core.moving import missing_method, refuse_unknown
 from art_core.outcomes import best_step, error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
 from art_core.progress import lines_now_and_then
@@ -106,14 +108,19 @@ class Model:
 class TrainResult:
     """What `train`, or `train_sft`, did. `step` is the step that is served now.
 
-    `skipped` says why no step was made, and is None when one was. `metrics` are named `area/name`. `findings` tell what
-    has gone wrong with this step; each was logged as a warning, and comes again only after it was gone.
+    `skipped` says why no step was made, and is None when one was. `metrics` are named `area/name`; docs/metrics.md says
+    what they mean. `findings` tell what has gone wrong with this step; each was logged as a warning, and comes again
+    only after it was gone. As text it is a line for people: `step 3: reward 0.512 · loss 0.0021 · ...`.
     """
 
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
     skipped: str | None = None
     findings: tuple[Finding, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [step_figures(self.metrics), f"skipped: {self.skipped}" if self.skipped else ""]
+        return f"step {self.step}: " + " · ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
@@ -261,7 +268,12 @@ class TrainableModel:
         return state.step - state.supervised_updates + round(skipped)
 
     async def train(
-        self, groups: Iterable[TrajectoryGroup], config: TrainConfig | None = None, **options: Any
+        self,
+        groups: Iterable[TrajectoryGroup],
+        config: TrainConfig | None = None,
+        *,
+        verbose: bool | None = None,
+        **options: Any,
     ) -> TrainResult:
         """One training step on `groups`; when it returns, its weights are served.
 
@@ -269,6 +281,8 @@ class TrainableModel:
         `additional_histories` are looked up at the server by their ids, and put into `exchanges`. Members that failed,
         and groups whose rewards are all equal, are left out and counted. Where nothing is left, no step is made: the
         result says why, a warning is logged, and the run folder keeps it as the metric `batches/skipped`.
+
+        With `verbose`, by default on a terminal, a line on stderr tells of the step; it is also logged at level INFO.
 
         Raises:
             ConfigError: an option that does not exist.
@@ -293,7 +307,9 @@ class TrainableModel:
         for finding in report.findings:
             _logger.warning("model %s: %s", self.name, finding)
         if not report.metrics.get("step/skipped"):
-            return TrainResult(report.step, report.metrics, findings=report.findings)
+            result = TrainResult(report.step, report.metrics, findings=report.findings)
+            self._tell(result, verbose)
+            return result
         reason = skip_reason(scored, report.metrics)
         if failures := error_counts(whole):
             reason += f" ({failures})"
@@ -331,6 +347,11 @@ class TrainableModel:
         report = await train_sft(backend, self.project, self.name, data, validation, made, on_progress=told)
         finished = report.metrics.get("sft/already_finished")
         return TrainResult(report.step, report.metrics, "the same training was finished before" if finished else None)
+
+    def _tell(self, result: TrainResult, verbose: bool | None) -> None:
+        _logger.info("model %s: %s", self.name, result)
+        if sys.stderr.isatty() if verbose is None else verbose:
+            print(f"{self.name}: {result}", file=sys.stderr, flush=True)  # noqa: T201
 
     async def log(
         self,

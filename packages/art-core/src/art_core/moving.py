@@ -38,7 +38,7 @@ _METHODS: dict[str, str] = {
     "merge_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
     "overwrite_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
     "read_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
-    "update_wandb_config": "metrics are in the run folder",
+    "update_wandb_config": "pass config={'sinks': ['wandb']}; base model, seed and lora go there",
     "write_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
 }
 
@@ -53,7 +53,7 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "base_path": "art_core.LocalBackend(path=...) says where runs are kept",
         "entity": "there are no accounts; leave it out",
         "id": "a model is known by project and name; leave it out",
-        "report_metrics": "metrics are in the run folder; leave it out",
+        "report_metrics": "metrics are in the run folder; pass config={'sinks': ['wandb']} to see them there as well",
         "run_id": "a model is known by project and name; leave it out",
         "trainable": "use TrainableModel for a model that is trained",
         "_internal_config": "pass options of engine and trainer as config={...}",
@@ -74,7 +74,6 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "num_iterations": "use epochs",
         "save_checkpoint": "every step is a checkpoint; delete old ones with model.delete_checkpoints",
         "truncated_importance_sampling": "use correction_max",
-        "verbose": "leave it out; metrics are in the result",
     },
     "train_sft": {
         "chunk_size": "leave it out; save_every says how often a checkpoint is made",

@@ -6,6 +6,7 @@ One suite per seam in `tests/contract` runs on every adapter and on the fake in 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
@@ -267,4 +268,39 @@ class Store(Protocol):
         Raises:
             StorageError: the checkpoint is not there, or not whole.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class SinkRun:
+    """The run whose metrics a sink shows.
+
+    `folder` is the sink's own below the run folder, the same whenever the run goes on; it need not exist. `details` is
+    plain data about the run, without secrets.
+    """
+
+    folder: Path
+    project: str
+    name: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class MetricSink(Protocol):
+    """Shows metrics somewhere besides the run folder, where they are kept in any case.
+
+    Opened again with the same `SinkRun`, it goes on with what it shows. Its methods may block, and are called by one
+    thread at a time.
+    """
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show `metrics` at `step`. A step may come again, with other metrics or the same, and after later ones.
+
+        Raises:
+            Exception: it could not; the caller opens the sink again later.
+        """
+        ...
+
+    def close(self) -> None:
+        """Write out what is left and free everything. May be called twice."""
         ...

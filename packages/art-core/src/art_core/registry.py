@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Iterable
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 from art_core.errors import ConfigError, MissingExtraError, unknown_option
 from art_core.moving import hint
-from art_core.protocols import Engine, Judge, Trainer
+from art_core.protocols import Engine, Judge, MetricSink, SinkRun, Trainer
 
 T = TypeVar("T")
 
@@ -19,6 +20,11 @@ _ENGINES = {"embedded": ("art_core.engines.embedded", "EmbeddedEngine", "Embedde
 _TRAINERS = {"native": ("art_core.trainers.native", "NativeTrainer", "NativeTrainerConfig", "art-core[train]")}
 # Module, class, and what to install for it: judges are packages of their own, and take their options themselves.
 _JUDGES = {"ruler": ("art_ruler", "Ruler", "art-ruler")}
+# Module, class, library, and what to install for it. JSON lines are no sink: the run folder always has them.
+_SINKS = {
+    "tensorboard": ("art_core.sinks.tensorboard", "TensorBoardSink", "tensorboard", "art-core[tensorboard]"),
+    "wandb": ("art_core.sinks.wandb", "WandbSink", "wandb", "art-core[wandb]"),
+}
 
 
 def open_engine(name: str, **options: Any) -> Engine:
@@ -46,6 +52,26 @@ def check_adapters(*, engine: str, trainer: str) -> None:
     """
     _adapter("engine", _ENGINES, engine)
     _adapter("trainer", _TRAINERS, trainer)
+
+
+def check_sinks(names: Iterable[str]) -> None:
+    """Refuse sinks that cannot be opened, without importing one.
+
+    Raises:
+        ConfigError: no such sink.
+        MissingExtraError: its library is not installed.
+    """
+    for name in names:
+        _, _, library, install = _adapter("sink", _SINKS, name)
+        if importlib.util.find_spec(library) is None:
+            raise MissingExtraError(_missing("sink", name, library, install))
+
+
+def open_sink(name: str, run: SinkRun) -> MetricSink:
+    """The sink called `name`, for the metrics of `run`. Raises what `check_sinks` raises, and what it says itself."""
+    module_name, class_name, _, install = _adapter("sink", _SINKS, name)
+    sink: MetricSink = getattr(_imported("sink", name, module_name, install), class_name)(run)
+    return sink
 
 
 def open_judge(name: str, **options: Any) -> Judge:
@@ -89,9 +115,11 @@ def _imported(seam: str, name: str, module_name: str, install: str) -> ModuleTyp
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "art_core":
             raise
-        raise MissingExtraError(
-            f"{seam} {name!r} needs {error.name!r}, which is not installed; run: pip install '{install}'"
-        ) from error
+        raise MissingExtraError(_missing(seam, name, error.name, install)) from error
+
+
+def _missing(seam: str, name: str, library: str, install: str) -> str:
+    return f"{seam} {name!r} needs {library!r}, which is not installed; run: pip install '{install}'"
 
 
 def _check_options(seam: str, name: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from art_core.errors import ConfigError
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import RolloutError
+from art_core.values import is_number
 
 
 class Scores(Protocol):
@@ -36,7 +37,8 @@ async def judge_group(group: TrajectoryGroup, states: Mapping[str, Any], judge: 
 
     It is shown the messages of the final state of each attempt that has one in `states` (by the trajectory's id), and
     otherwise the trajectory. A reward that the rollout gave becomes the metric `own_reward`. Where the judge fails, or
-    has no score, the trajectory carries that as its error. Members that failed are not shown.
+    has no score, the trajectory carries that as its error. Members that failed are not shown. What the judge says it
+    has cost (`usage` of a verdict, as that of `art_ruler`) is kept as metrics of the group.
 
     Raises:
         ConfigError: the judge is not asynchronous, or is itself not set up.
@@ -50,6 +52,7 @@ async def judge_group(group: TrajectoryGroup, states: Mapping[str, Any], judge: 
         return group
     try:
         verdict = await _ask(judge, [_shown(trajectory, states) for trajectory in members])
+        group.metrics |= _costs(getattr(verdict, "usage", None))
         compared = TrajectoryGroup(members, scenario_id=group.scenario_id)
         scored = compared.with_scores(getattr(verdict, "scores", verdict))
     except ConfigError:
@@ -106,6 +109,16 @@ async def _ask(judge: Judging, attempts: list[Any]) -> Any:
             "`async def`"
         )
     return await verdict
+
+
+def _costs(usage: Any) -> dict[str, float]:
+    """`usage` as the metrics of a group that `art_core.outcomes.rollout_metrics` adds up."""
+    known: dict[str, Any] = {
+        "judge_calls": getattr(usage, "calls", None),
+        "judge_tokens": getattr(usage, "total_tokens", None),
+        "judge_cost_usd": getattr(usage, "cost_usd", None),
+    }
+    return {name: float(value) for name, value in known.items() if is_number(value)}
 
 
 def _shown(trajectory: Trajectory, states: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -22,6 +23,7 @@ from art_core import (
 )
 from art_core.control import MetricRecord
 from art_core.errors import ConfigError
+from art_core.lines import step_figures, time_left
 from art_core.values import is_number
 from art_langgraph._rollout import Rollout
 from art_langgraph.checks import (
@@ -156,6 +158,7 @@ class _Run:
     first_step: int = 0
     done: int = 0
     rewards: list[float] = field(default_factory=list)
+    batch_s: list[float] = field(default_factory=list)
     num_skipped: int = 0
     last_skipped: str = ""
     before: _Tried | None = None
@@ -200,10 +203,11 @@ class _Run:
     async def step(self, items: Sequence[int], config: TrainConfig, *, of: int) -> None:
         """One batch: attempts, their record, a training step."""
         name = f"batch {self.done + 1} of {of}"
+        started = time.monotonic()
         given = [(f"task-{i}", self.tasks[i]) for i in items]
         groups, _, failed = await self._gather(given, self.options.group_size, name)
         await self.model.log(groups, split="train")
-        result = await self.model.train(groups, config)
+        result = await self.model.train(groups, config, verbose=False)
         self.done += 1
         if result.skipped is not None:
             self.num_skipped += 1
@@ -212,9 +216,11 @@ class _Run:
         mean = mean_reward([member for group in groups for member in group])
         assert mean is not None, "a batch in which every attempt failed is refused"
         self.rewards.append(mean)
-        notes = [f"skipped: {result.skipped}"] if result.skipped else []
-        notes += [failed] if failed else []
-        self.say("  ".join([f"{name}: step {result.step}  reward {self.rewards[-1]:.3f}", *notes]))
+        self.batch_s.append(time.monotonic() - started)
+        left = time_left(sum(self.batch_s) / len(self.batch_s), of - self.done)
+        notes = [f"skipped: {result.skipped}" if result.skipped else "", failed, left]
+        figures = step_figures(result.metrics)
+        self.say("  ".join([f"{name}: step {result.step}  {figures}", *(note for note in notes if note)]))
         for finding in result.findings:
             self.say(f"  {finding.name}: {finding.evidence}")
 

@@ -91,6 +91,10 @@ def train(
     allow_writes: _AllowWrites = False,
     start_timeout: _StartTimeout = 30.0,
     call_timeout: _CallTimeout = 30.0,
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(help="Show metrics there, besides the output folder: tensorboard or wandb. Repeatable."),
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Train a model on an MCP server and report the gain on held-out scenarios.
@@ -136,7 +140,7 @@ def train(
         call_timeout_s=call_timeout,
     )
     folder = output_folder(out, server)
-    report = _train(settings, folder)
+    report = _train(settings, folder, sink or [])
     if as_json:
         _print_json(report)
     else:
@@ -145,7 +149,7 @@ def train(
         typer.echo(f"\n{summary_table(report)}\nreport: {folder / 'report.md'}")
 
 
-def _train(settings: RunSettings, folder: Path) -> dict[str, Any]:
+def _train(settings: RunSettings, folder: Path, sinks: list[str]) -> dict[str, Any]:
     from art_mcp.progress import Progress
     from art_mcp.runfolder import RunFolder
 
@@ -160,7 +164,7 @@ def _train(settings: RunSettings, folder: Path) -> dict[str, Any]:
 
     _make_folder(folder)
     with Progress(folder / "run.log") as progress:
-        return _run(run_training(settings, folder, progress)).as_json()
+        return _run(run_training(settings, folder, progress, sinks=sinks)).as_json()
 
 
 @app.command(name="eval", epilog='Example: art-mcp eval "uvx mcp-server-time" --run runs/time')

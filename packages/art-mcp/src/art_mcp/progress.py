@@ -12,17 +12,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from art_core.lines import format_duration
+
 _PLAIN_INTERVAL_S = 15.0
 _UNITS_BEFORE_GUESS = 20  # the first rollouts of a run wait for each other and tell little about those to come
-
-
-def format_duration(seconds: float) -> str:
-    """`75` -> `1m15s`."""
-    minutes, rest = divmod(round(max(0.0, seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 class Progress:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from art_core.lines import format_duration
 from art_core.trajectories import Trajectory
 from art_mcp.files import write_atomically
-from art_mcp.progress import format_duration
 from art_mcp.scenarios import Scenario
 from art_mcp.settings import RunSettings
 from art_mcp.stats import Estimate, difference, shown, success_rate
@@ -178,10 +178,11 @@ def _markdown(
         if record["phase"] != "train":
             continue
         m = record["metrics"]
-        kl = m.get("mismatch/kl", m.get("train/kl_sampler", 0.0))  # its name in older run folders
+        reward, success = _first(m, "train/reward", "reward"), _first(m, "train/success", "success")
+        kl = _first(m, "mismatch/kl", "train/kl_sampler")
         lines.append(
-            f"| {record['done']} | {m['reward']:.3f} | {m['success']:.3f} | {m['groups/without_signal']:.0f} | "
-            f"{m.get('train/loss', 0.0):.4f} | {kl:.5f} | {m['time/rollout_s']:.1f} | "
+            f"| {record['done']} | {reward:.3f} | {success:.3f} | {m['groups/without_signal']:.0f} | "
+            f"{m.get('train/loss', 0.0):.4f} | {kl:.5f} | {m.get('time/rollout_s', 0.0):.1f} | "
             f"{m.get('time/train_s', 0.0):.1f} |"
         )
     lines += ["", "## Success by tool, after training", "", "| tool | success | samples |", "|---|---:|---:|"]
@@ -204,6 +205,11 @@ def _markdown(
         answer = " ".join(str(trajectory.metadata.get("answer") or "(no answer)").split())
         lines.append(f"- {mark}: {' '.join(scenario.task.split())} **→** {answer[:300]}")
     return "\n".join(lines) + "\n"
+
+
+def _first(metrics: Mapping[str, float], *names: str) -> float:
+    """The metric under the first of its `names` that is there: runs of earlier versions have other ones."""
+    return next((metrics[name] for name in names if name in metrics), 0.0)
 
 
 def outcomes(trajectories: Sequence[Trajectory], scenarios: Sequence[Scenario]) -> list[list[bool]]:

@@ -26,7 +26,7 @@ from art_mcp.stack import Toolbox, open_toolbox
 from art_mcp.verify import validate_scenarios
 
 _PACKAGES = ("art-core", "art-mcp", "mcp", "renderers", "torch", "transformers", "openai")
-_OWN_FILES = {".lock", ".run.json.tmp", "checkpoints", "run.log"}
+_OWN_FILES = {".lock", ".run.json.tmp", "checkpoints", "run.log", "sinks", "tensorboard", "wandb"}
 
 
 class RunFolder:

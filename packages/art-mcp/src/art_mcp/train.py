@@ -16,11 +16,14 @@ from typing import Any
 
 from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
-from art_core.doctor import Watch, rollout_metrics
+from art_core.doctor import Watch, rollout_counts
 from art_core.errors import DataError, StorageError
+from art_core.lines import format_duration
 from art_core.loop import score, train_step, training_rows
+from art_core.outcomes import rollout_metrics
 from art_core.protocols import Trainer
-from art_core.registry import open_trainer
+from art_core.registry import check_sinks, open_trainer
+from art_core.sinks.feed import Feed
 from art_core.storage import RunStore
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Checkpoint, Objective, StepReport, TokenSample
@@ -32,6 +35,7 @@ from art_mcp.report import Report, count_outcomes, outcomes, write_report
 from art_mcp.runfolder import RunFolder
 from art_mcp.scenarios import Scenario
 from art_mcp.settings import RunSettings
+from art_mcp.shown import log_evaluation, loss_figures, open_feed, split_metrics
 from art_mcp.stack import ServedModel, Toolbox, open_model, open_toolbox
 from art_mcp.stats import success_rate
 from art_mcp.warmup import agent_limits, demonstrated, demonstration_rows, warmup_batches
@@ -48,9 +52,13 @@ class RewardAsVerified:
         return [trajectory.reward for trajectory in trajectories]
 
 
-async def train(settings: RunSettings, folder: Path, progress: Progress) -> Report:
-    """Train as `settings` say, with everything earned kept in `folder`; continue an unfinished run found there."""
+async def train(settings: RunSettings, folder: Path, progress: Progress, *, sinks: Sequence[str] = ()) -> Report:
+    """Train as `settings` say, with everything earned kept in `folder`; continue an unfinished run found there.
+
+    `sinks` also show the metrics.
+    """
     started = time.monotonic()
+    check_sinks(sinks)
     run_folder = RunFolder(folder)
     run_folder.refuse_foreign_files()
     source = resolve_model(settings.model, progress=progress.line)
@@ -58,11 +66,12 @@ async def train(settings: RunSettings, folder: Path, progress: Progress) -> Repo
         run_folder.claim(settings)
         async with open_toolbox(settings, progress.line) as toolbox:
             scenarios = await run_folder.scenarios(settings, toolbox, progress)
-            async with (
-                open_model(source, settings) as model,
-                _open_run(settings, run_folder, store, toolbox, model, scenarios, progress, started) as run,
-            ):
-                return await run.execute()
+            with open_feed(folder, settings, sinks) as feed:
+                async with (
+                    open_model(source, settings) as model,
+                    _open_run(settings, run_folder, store, toolbox, model, scenarios, progress, feed, started) as run,
+                ):
+                    return await run.execute()
 
 
 @dataclass
@@ -77,6 +86,7 @@ class _Run:
     canary: WeightSyncCanary
     watch: Watch
     progress: Progress
+    feed: Feed
     train_set: list[Scenario]
     held_out: list[Scenario]
     cursor: dict[str, Any]
@@ -152,6 +162,8 @@ class _Run:
                 )
             return [self.arena.earned[job.id] for job in jobs if job.id in self.arena.earned]
         trajectories = await self.arena.run(jobs)
+        log_evaluation(self.store, phase, self.trainer.step_count, trajectories)
+        self.feed.wake()
         self._tick(phase)
         return trajectories
 
@@ -183,9 +195,7 @@ class _Run:
         scenarios = self._scenarios_of(step)
         self.progress.phase(f"step {step}/{settings.steps}", len(scenarios) * settings.group_size)
         jobs = [Job("train", step, scenario, m) for scenario in scenarios for m in range(settings.group_size)]
-        started = time.monotonic()
         trajectories = await self.arena.run(jobs)
-        rollout_s = time.monotonic() - started
         groups = [
             TrajectoryGroup((t for t in trajectories if t.scenario_id == scenario.id), scenario_id=scenario.id)
             for scenario in scenarios
@@ -193,16 +203,11 @@ class _Run:
         scored = await score(groups, RewardAsVerified())
         config = TrainConfig(loss=settings.loss, learning_rate=settings.learning_rate, aggregation="token")
         rows, counters = training_rows(scored, policy_version=self.model.engine.policy_version, config=config)
-        usable = [trajectory for trajectory in trajectories if trajectory.error is None]
-        sampled = sum(trajectory.num_trained_tokens for trajectory in usable)
         summary = {
-            "reward": sum(t.reward or 0.0 for t in usable) / len(usable),
-            "success": sum(t.metrics["success"] for t in usable) / len(usable),
-            "time/rollout_s": rollout_s,
-            "tokens/sampled": float(sampled),
-            "rollout/tokens_per_s": sampled / rollout_s if rollout_s > 0 else 0.0,
-            **observed((scenario, group.rewards) for scenario, group in zip(scenarios, scored, strict=True)),
+            **split_metrics("train", groups),
             **rollout_metrics(groups),
+            **rollout_counts(groups),
+            **observed((scenario, group.rewards) for scenario, group in zip(scenarios, scored, strict=True)),
             **counters,
         }
         cursor = {"phase": "train", "done": step}
@@ -210,11 +215,14 @@ class _Run:
         self.progress.advance(units=len(jobs) * _TRAINING_UNITS, items=0)
         too_small = int(counters["groups/too_small"])
         notes = [f"{too_small} groups with fewer than two scored attempts"] if too_small else []
-        notes += ["skipped: nothing to learn from"] if metrics["step/skipped"] else []
+        notes += ["skipped: nothing to learn from"] if metrics["step/skipped"] else [loss_figures(metrics)]
+        left = self.progress.time_left_s()
+        notes += [f"about {format_duration(left)} left"] if left is not None else []
         self.progress.line(
-            f"step {step}/{settings.steps}: reward {summary['reward']:.2f} · success {summary['success']:.2f} · "
+            f"step {step}/{settings.steps}: reward {summary['train/reward']:.2f} · "
+            f"success {summary['train/success']:.2f} · "
             f"{int(counters['groups/without_signal'])} of {len(groups)} groups without signal · "
-            f"rollouts {rollout_s:.0f} s at {summary['rollout/tokens_per_s']:.0f} tokens/s · "
+            f"rollouts {summary['time/rollout_s']:.0f} s at {summary.get('tokens/sampled_per_s', 0.0):.0f} tokens/s · "
             + " · ".join([f"training {metrics.get('time/train_s', 0.0):.0f} s", *notes])
         )
         for finding in self.watch.observed(StepReport(self.trainer.step_count, metrics)).findings:
@@ -239,6 +247,7 @@ class _Run:
         metrics = {**(extra or {}), **report.metrics}
         self.cursor = cursor
         _log_step(self.store, cursor, report.step, metrics)
+        self.feed.wake()
         self.store.prune(keep=self._milestones())
         self._tick(f"{cursor['phase']} {cursor['done']}")
         return metrics
@@ -313,6 +322,7 @@ async def _open_run(
     model: ServedModel,
     scenarios: list[Scenario],
     progress: Progress,
+    feed: Feed,
     started: float,
 ) -> AsyncIterator[_Run]:
     folder.check_identity(store, model.source)
@@ -369,6 +379,7 @@ async def _open_run(
             canary=canary,
             watch=Watch(store, [StepReport(record["policy_version"], record["metrics"]) for record in made]),
             progress=progress,
+            feed=feed,
             train_set=train_set,
             held_out=held_out,
             cursor=cursor,

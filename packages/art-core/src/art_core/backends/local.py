@@ -20,7 +20,7 @@ from art_core.backends.http import HttpBackend
 from art_core.errors import BackendError, ConfigError, MissingExtraError
 from art_core.threads import in_thread
 
-_NEEDED = ("torch", "transformers", "fastapi", "uvicorn", "prometheus_client", "renderers")
+_NEEDED = ("torch", "transformers", "starlette", "uvicorn", "prometheus_client", "renderers")
 _TELL_EVERY_S = 10.0
 _STOP_S = 15.0
 _LOG_TAIL_BYTES = 4000

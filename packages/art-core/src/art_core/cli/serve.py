@@ -41,6 +41,10 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on. Any but loopback needs an API key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8400,
     path: Annotated[Path, typer.Option(help="Folder of the runs: PATH/PROJECT/NAME/.")] = Path(".art"),
+    sink: Annotated[
+        list[str] | None,
+        typer.Option(help="Show metrics there, besides the run folder: tensorboard or wandb. Repeatable."),
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
@@ -75,6 +79,7 @@ def serve(
         engine=engine,
         trainer=trainer,
         options=options,
+        sinks=sink or [],
         address=host,
         port=port,
         api_key=api_key,
@@ -92,7 +97,7 @@ def serve(
         sys.exit(INTERRUPTED)
 
 
-def _made(*, path: Path, engine: str, trainer: str, options: str, **listening: Any) -> HostServer:
+def _made(*, path: Path, engine: str, trainer: str, options: str, sinks: list[str], **listening: Any) -> HostServer:
     try:
         from art_core.hosting.host import ModelHost
         from art_core.hosting.options import HostOptions
@@ -109,7 +114,9 @@ def _made(*, path: Path, engine: str, trainer: str, options: str, **listening: A
         raise ConfigError(f"--options is not JSON: {error}; wanted an object like '{{\"seed\": 1}}'") from error
     if not isinstance(values, dict):
         raise ConfigError(f"--options is {values!r}; wanted a JSON object like '{{\"seed\": 1}}'")
-    chosen = HostOptions.made(values, of="the server")
+    if sinks and "sinks" in values:
+        raise ConfigError("sinks are given both as --sink and in --options; leave one of them out")
+    chosen = HostOptions.made({"sinks": sinks, **values}, of="the server")
     return HostServer(ModelHost(path, engine=engine, trainer=trainer, options=chosen), **listening)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from art_core.doctor.diagnosis import diagnose, worst_first
 from art_core.doctor.history import RunHistory, Step
-from art_core.doctor.rollouts import rollout_metrics
+from art_core.doctor.rollouts import rollout_counts
 from art_core.doctor.watch import FINDINGS
 from art_core.errors import DataError
 from art_core.runs.reader import MODEL_FILE, Run, foreign_kind, run
@@ -105,7 +105,7 @@ def _numbers(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         return {}
     small = sum(sum(t.reward is not None and t.error is None for t in group) < 2 for group in groups)
     return {
-        **rollout_metrics(groups),
+        **rollout_counts(groups),
         "groups/total": float(counts.groups),
         "groups/too_small": float(small),
         "groups/without_signal": float(counts.without_signal - small),

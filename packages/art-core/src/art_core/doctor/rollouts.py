@@ -20,7 +20,7 @@ _KINDS = 8
 """Kinds of errors that are counted by name."""
 
 
-def rollout_metrics(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
+def rollout_counts(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
     """Counts over `groups`, failed members included.
 
     `groups/all_best`, `groups/all_worst` and `groups/all_tied` divide the groups whose scored members all have the same

@@ -22,7 +22,7 @@ from art_core.hosting.options import HostOptions
 from art_core.hosting.pinned import PinnedEngines
 from art_core.hosting.record import ModelRecord
 from art_core.hosting.watch import AtStep
-from art_core.registry import check_adapters
+from art_core.registry import check_adapters, check_sinks
 from art_core.runs import Run
 from art_core.runs.reader import run_folders
 from art_core.serve.metrics import ServerMetrics
@@ -71,6 +71,7 @@ class ModelHost:
         check_adapters(engine=engine, trainer=trainer)
         self.folder = folder
         self.options = options or HostOptions()
+        check_sinks(self.options.sinks)
         self.sessions = Sessions()
         self.metrics = ServerMetrics()
         self._by = HostedBy(engine, trainer, self.options)
@@ -254,7 +255,10 @@ class ModelHost:
         model = await self._model(project, name)
         at = model.step if step is None else step
         async with model.writing:
-            await asyncio.to_thread(model.run.log_groups, split, at, groups, metrics)
+            try:
+                await asyncio.to_thread(model.run.log_groups, split, at, groups, metrics)
+            finally:
+                model.feed.wake()
 
     async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
         """See `Backend.logged_metrics`."""
@@ -427,11 +431,5 @@ def _step_number(name: str, step: str) -> int:
 
 
 def _logged_metrics(run: Run) -> list[MetricRecord]:
-    """What was given to `log`, under its full names, in order. A name without an area is one of its split."""
-    return [
-        MetricRecord(
-            step=line.step,
-            metrics={name if "/" in name else f"{line.split}/{name}": value for name, value in line.metrics.items()},
-        )
-        for line in run.log_lines()
-    ]
+    """What was given to `log`, under its full names, in order."""
+    return [MetricRecord(step=line.step, metrics=line.named_metrics()) for line in run.log_lines()]

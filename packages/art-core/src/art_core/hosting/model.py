@@ -15,14 +15,16 @@ from typing import Any
 from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
 from art_core.control import ModelState, SftRequest
-from art_core.doctor import Watch, rollout_metrics
+from art_core.doctor import Watch, rollout_counts
 from art_core.errors import ConfigError, DataError, RunLockedError
 from art_core.hosting.exchanges import ExchangeLog
 from art_core.hosting.opening import Parts
 from art_core.hosting.options import HostOptions
 from art_core.hosting.record import ModelRecord
+from art_core.hosting.shown import open_feed
 from art_core.hosting.watch import WatchedEngine
 from art_core.loop import train_step, training_rows
+from art_core.outcomes import rollout_metrics
 from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
 from art_core.runs import ModelRun
@@ -64,6 +66,7 @@ class HostedModel:
         self.store = store
         self.run = ModelRun(store)
         self.log = log
+        self.feed = open_feed(record, store.folder)
         self.fault: str | None = None
         self.writing = asyncio.Lock()  # one `log` at a time, so that its lines stay together
         self._ready = asyncio.Event()
@@ -138,7 +141,7 @@ class HostedModel:
         async with self._next_turn(on_progress, on_turn) as trainer:
             objective = self._objective(config)
             rows, counters = await asyncio.to_thread(training_rows, scored, policy_version=self.step, config=config)
-            counters |= _summary(scored) | await asyncio.to_thread(rollout_metrics, groups)
+            counters |= await asyncio.to_thread(lambda: rollout_metrics(groups) | rollout_counts(groups))
             on_progress(f"training step {self.step + 1} on {len(rows)} rows")
             self._running = asyncio.create_task(self._step(rows, objective, trainer, counters))
             try:
@@ -256,8 +259,11 @@ class HostedModel:
             if self._trainer is not None:
                 await self._trainer.aclose()
         finally:
-            self.log.close()
-            self.store.close()
+            try:
+                await asyncio.to_thread(self.feed.close)
+            finally:
+                self.log.close()
+                self.store.close()
 
     async def start(self) -> None:
         """Open everything, at the newest checkpoint. `close` is the caller's, also when this fails."""
@@ -281,9 +287,10 @@ class HostedModel:
         )
         if report.step > self.step:
             self._checkpoints[report.step] = Checkpoint(report.step, self.store.checkpoint_path(report.step))
-        metrics = {**counters, **report.metrics, "time/step_s": time.monotonic() - started}
+        metrics = {**counters, **report.metrics, **self.feed.metrics(), "time/step_s": time.monotonic() - started}
         report = StepReport(report.step, metrics)
         self.run.log_step(report)
+        self.feed.wake()
         return self._watch.observed(report, log_as=self.name)
 
     def _objective(self, config: TrainConfig) -> Objective:
@@ -322,6 +329,7 @@ class HostedModel:
         found = await asyncio.to_thread(self.store.checkpoints)
         self._checkpoints = {checkpoint.step: checkpoint for checkpoint in found}
         await asyncio.to_thread(self._log_unlogged, found)
+        self.feed.wake()
         newest = self._checkpoints.get(self.step)
         if self._trainer is not None and newest is None and self._trainer.step_count:
             await self._trainer.aclose()
@@ -440,8 +448,3 @@ def _scored(groups: Sequence[TrajectoryGroup], name: str) -> list[ScoredGroup]:
             "trained once: give every exchange to one trajectory, and no trajectory to two groups"
         )
     return scored
-
-
-def _summary(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    rewards = [reward for group in groups for reward in group.rewards]
-    return {"reward/mean": sum(rewards) / len(rewards)} if rewards else {}

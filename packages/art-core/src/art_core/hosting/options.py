@@ -8,9 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art_core.errors import ConfigError, unknown_option
 from art_core.moving import hint
+from art_core.registry import check_sinks
 from art_core.serve.guard import DEFAULT_MAX_BODY_BYTES
 
-_NOT_TRAINED = ("dtype", "num_threads", "engine_args")
+_NOT_TRAINED = ("dtype", "num_threads", "engine_args", "sinks")
 
 
 class _Options(BaseModel):
@@ -38,7 +39,8 @@ class ModelOptions(_Options):
 
     `dtype`, `num_threads`: for engine and trainer both. `seed`: where the adapter starts. `lora`: `rank` (16), `alpha`
     (twice the rank), `target_modules`. `engine_args` and `trainer_args` go to the config class of the engine and the
-    trainer that the host was opened with, which refuse what they do not know.
+    trainer that the host was opened with, which refuse what they do not know. `sinks`: where metrics are shown besides
+    the run folder, "tensorboard" or "wandb" or both.
     """
 
     dtype: str = "auto"
@@ -47,6 +49,7 @@ class ModelOptions(_Options):
     lora: dict[str, Any] = Field(default_factory=dict)
     engine_args: dict[str, Any] = Field(default_factory=dict)
     trainer_args: dict[str, Any] = Field(default_factory=dict)
+    sinks: list[str] = Field(default_factory=list)
 
     def differences(self, other: ModelOptions, *, trained_only: bool = False) -> list[str]:
         """Where the two differ, in words. `trained_only` leaves out what a run may change between two starts."""
@@ -79,6 +82,7 @@ class HostOptions(ModelOptions):
         """The options of a model that is registered with `config`."""
         defaults = {name: getattr(self, name) for name in ModelOptions.model_fields}
         made = ModelOptions.made({**defaults, **config}, of="a model's config")
+        check_sinks(made.sinks)
         try:
             return ModelOptions.model_validate_json(made.model_dump_json())  # as it will be read back
         except ValueError as error:

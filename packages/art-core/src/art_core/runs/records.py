@@ -185,6 +185,10 @@ class LogLine:
             "bytes": list(self.place),
         }
 
+    def named_metrics(self) -> dict[str, float]:
+        """The metrics under their full names. A name without an area is one of the split."""
+        return {name if "/" in name else f"{self.split}/{name}": value for name, value in self.metrics.items()}
+
     @classmethod
     def parse(cls, record: dict[str, Any]) -> Self:
         line = _LogLine.model_validate(record)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from fastapi import FastAPI, Request
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from art_core.errors import ArtError, ContextLengthError
@@ -30,9 +30,9 @@ _ANSWERED = ("/chat/completions", "/completions", "/models")
 """Below `/v1`."""
 
 
-def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Event | None = None) -> FastAPI:
+def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Event | None = None) -> Starlette:
     """The server of the models in `catalogue`. Calls still running when `closing` is set are answered with 503."""
-    app = FastAPI(title="art-core", openapi_url=None)
+    app = Starlette()
     stop = closing or asyncio.Event()
 
     def session_of(request: Request) -> Session | None:
@@ -76,11 +76,11 @@ def create_app(catalogue: Catalogue, sessions: Sessions, *, closing: asyncio.Eve
         return JSONResponse({"status": "ok", "models": models})
 
     for prefix in ("", "/t/{trajectory_id:path}"):
-        app.add_api_route(f"{prefix}/v1/chat/completions", chat_completions, methods=["POST"], response_model=None)
-        app.add_api_route(f"{prefix}/v1/completions", completions, methods=["POST"], response_model=None)
-        app.add_api_route(f"{prefix}/tokenize", tokenize, methods=["POST"], response_model=None)
-        app.add_api_route(f"{prefix}/v1/models", models, methods=["GET"], response_model=None)
-        app.add_api_route(f"{prefix}/healthz", healthz, methods=["GET"], response_model=None)
+        app.add_route(f"{prefix}/v1/chat/completions", chat_completions, methods=["POST"])
+        app.add_route(f"{prefix}/v1/completions", completions, methods=["POST"])
+        app.add_route(f"{prefix}/tokenize", tokenize, methods=["POST"])
+        app.add_route(f"{prefix}/v1/models", models, methods=["GET"])
+        app.add_route(f"{prefix}/healthz", healthz, methods=["GET"])
 
     for kind in (HTTPException, ArtError, RecursionError, Exception):
         app.add_exception_handler(kind, _refused)

@@ -7,8 +7,9 @@ import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from fastapi import FastAPI, Request
 from pydantic import BaseModel, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -109,7 +110,7 @@ class Control(Protocol):
         ...
 
 
-def add_control(app: FastAPI, control: Control, *, closing: asyncio.Event, progress_every_s: float = 5.0) -> None:
+def add_control(app: Starlette, control: Control, *, closing: asyncio.Event, progress_every_s: float = 5.0) -> None:
     """Add the routes to `app`. A step in progress sends a line at least every `progress_every_s`."""
     route = functools.partial(_add, app)
 
@@ -263,17 +264,14 @@ def _outcome(work: asyncio.Future[StepReport]) -> TrainEvent:
     return TrainEvent(event="result", step=report.step, metrics=report.metrics, findings=list(report.findings))
 
 
-def _add(app: FastAPI, method: str, path: str, handler: Callable[[Request], Awaitable[Response]]) -> None:
-    @functools.wraps(handler)
+def _add(app: Starlette, method: str, path: str, handler: Callable[[Request], Awaitable[Response]]) -> None:
     async def guarded(request: Request) -> Response:
         try:
             return await handler(request)
         except ArtError as error:
             return error_response(control_error(error))
 
-    guarded.__annotations__ = {"request": Request, "return": Response}
-    del guarded.__wrapped__  # the framework would read its signature instead
-    app.add_api_route(path, guarded, methods=[method], response_model=None)
+    app.add_route(path, guarded, methods=[method])
 
 
 def _model(request: Request) -> tuple[str, str]:

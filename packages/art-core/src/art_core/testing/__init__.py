@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from art_core.testing.engine import Script, ScriptedEngine
+from art_core.testing.sink import RecordingSink
 from art_core.testing.store import MemoryStore
 from art_core.testing.tiny import SPECIAL_TOKENS, write_tiny_model
 from art_core.testing.trainer import RecordingTrainer
@@ -17,6 +18,7 @@ __all__ = [
     "InProcessBackend",
     "Logged",
     "MemoryStore",
+    "RecordingSink",
     "RecordingTrainer",
     "Script",
     "ScriptedEngine",

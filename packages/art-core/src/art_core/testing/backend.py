@@ -206,6 +206,7 @@ class _Host(ModelHost):
             created=int(time.time()),
         )
         record.check_same(request.base_model, options, trained_only=True)
+        record = record.model_copy(update={"options": options})
         store = RunStore(folder)
         bounds = {"max_bytes": self.options.exchange_log_bytes, "max_records": self.options.exchange_log_records}
         model = HostedModel(record, self._parts, store, ExchangeLog(folder, **bounds))

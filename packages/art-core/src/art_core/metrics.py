@@ -1,0 +1,205 @@
+"""Every metric that the packages emit: its name, unit and meaning. docs/metrics.md is written from this table."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Better = Literal["higher", "lower", ""]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric, or with `<...>` in its name a family of them.
+
+    `better` says in which direction it is good, where one is. `emitted_by` says where it is found: `train` is the
+    report of `model.train` (a line of steps.jsonl), `log` what `model.log` keeps (a line of metrics.jsonl).
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    emitted_by: str
+    better: Better = ""
+
+    def matches(self, name: str) -> bool:
+        """Whether `name` is this metric, or one of the family."""
+        pattern = "".join(
+            "[^/]+" if part.startswith("<") else re.escape(part) for part in re.split(r"(<\w+>)", self.name)
+        )
+        return re.fullmatch(pattern, name) is not None
+
+
+def _of(emitted_by: str, *rows: tuple[str, str, str] | tuple[str, str, str, Better]) -> tuple[Metric, ...]:
+    return tuple(Metric(name, unit, meaning, emitted_by, *better) for name, unit, meaning, *better in rows)
+
+
+_SPLIT = _of(
+    "log",
+    ("<split>/reward", "reward", "mean over the trajectories that did not fail", "higher"),
+    ("<split>/reward_std_dev", "reward", "mean over groups of the standard deviation of their rewards"),
+    ("<split>/exception_rate", "share", "trajectories that failed", "lower"),
+    (
+        "<split>/<metric>",
+        "as given",
+        "mean over trajectories of their metric of that name, such as `success` or `turns`",
+    ),
+    ("<split>/group_<metric>", "as given", "mean over groups of their own metric of that name"),
+    ("<split>/calls_not_found", "calls", "answers that were kept without token ids: the server does not know the call"),
+)
+_REWARD = (
+    *_of("train, art-mcp", ("reward/mean", "reward", "mean over the trajectories that did not fail", "higher")),
+    *_of("art-mcp", ("reward/<part>", "share", "mean of one part of the verified reward", "higher")),
+)
+_LOSS = _of(
+    "train",
+    ("train/loss", "nats", "what was minimised: over the step's trained tokens, in the aggregation chosen"),
+    ("train/kl_loss", "nats", "the part of the loss that is the penalty on the KL to the reference"),
+    ("train/kl_reference", "nats per token", "KL of the policy to the reference: its starting weights or a checkpoint"),
+    ("train/entropy", "nats per token", "of the policy at the trained positions; near 0, nothing is explored any more"),
+    ("train/ratio_mean", "ratio", "mean probability ratio of the policy to the one that sampled; 1 on policy"),
+    ("train/clip_share", "share", "trained tokens whose gradient the clip removes or limits"),
+    ("train/advantage_abs_mean", "advantage", "mean size of the advantages; 0 where nothing is learned"),
+    ("train/grad_norm", "norm", "global norm of the gradient before it is bounded; with several updates their mean"),
+    ("train/grad_clipped", "share", "updates whose gradient was above the bound"),
+    ("train/learning_rate", "rate", "of the optimiser in this step"),
+    (
+        "train/weight_change",
+        "norm",
+        "norm of what the step changed in the adapter's factors; 0 means that it changed nothing",
+    ),
+    ("train/updates", "updates", "of the optimiser in this step"),
+    ("train/policy_lag_max", "steps", "age of the oldest policy that rows of this step were sampled from"),
+)
+_MISMATCH = _of(
+    "train",
+    ("mismatch/kl", "nats per token", "KL of sampler and trainer before the step, estimated as r - 1 - log r", "lower"),
+    (
+        "mismatch/logprob_diff_max",
+        "nats",
+        "largest difference of a token's logprob between sampler and trainer",
+        "lower",
+    ),
+    ("mismatch/ratio_max", "ratio", "largest probability ratio of trainer to sampler", "lower"),
+    ("mismatch/corrected_share", "share", "trained tokens whose weight was cut off or masked because of the mismatch"),
+)
+_COUNTS = _of(
+    "train",
+    ("groups/total", "groups", "given to the step"),
+    ("groups/too_small", "groups", "left out: fewer than two trajectories with a reward", "lower"),
+    ("groups/without_signal", "groups", "left out: all rewards are equal", "lower"),
+    ("trajectories/trained", "trajectories", "that gave rows"),
+    ("trajectories/excluded", "trajectories", "left out: failed, or without a reward", "lower"),
+    ("trajectories/without_tokens", "trajectories", "left out: no sampled token in them can be trained", "lower"),
+    (
+        "trajectories/forks",
+        "forks",
+        "turns that opened a row of their own: their prompt does not extend the record",
+        "lower",
+    ),
+    ("trajectories/truncated", "trajectories", "with a completion that was cut at its token limit", "lower"),
+    ("exchanges/other_roles", "calls", "kept as context: made in a role that is not trained"),
+    ("roles/absent", "roles", "to be trained, in which no call was made", "lower"),
+    ("step/skipped", "0 or 1", "1: there was nothing to learn from, and no step was made", "lower"),
+)
+_SIZE = _of(
+    "train",
+    ("train/rows", "rows", "of the step"),
+    ("train/rows_untrained", "rows", "without a trained token"),
+    ("train/trained_tokens", "tokens", "that the loss was taken over"),
+    ("train/row_tokens", "tokens", "of all rows, shared prefixes counted for each"),
+    ("train/computed_tokens", "tokens", "that were computed, shared prefixes once"),
+    ("train/micro_batches", "batches", "that the rows were computed in"),
+    ("tokens/sampled", "tokens", "of the completions of the step's rollouts"),
+    ("tokens/prompt", "tokens", "of their prompts, each call's counted whole"),
+)
+_TIME = _of(
+    "train",
+    (
+        "time/rollout_s",
+        "s",
+        "in which at least one rollout was between the start of its first call and the end of its last",
+    ),
+    ("time/train_s", "s", "of the trainer's step"),
+    ("time/sync_s", "s", "to commit the checkpoint, load it into the engine and check it there"),
+    ("time/step_s", "s", "of the whole training step, on the server"),
+    ("tokens/sampled_per_s", "tokens/s", "sampled, over `time/rollout_s`", "higher"),
+    ("train/step_s", "s", "of the trainer's computation alone"),
+    ("train/tokens_per_s", "tokens/s", "computed, over `train/step_s`", "higher"),
+)
+_COST = _of(
+    "train",
+    ("cost/judge_usd", "US dollars", "what judging the step's groups cost, as far as prices are known", "lower"),
+    ("cost/judge_tokens", "tokens", "that judges read and wrote", "lower"),
+    ("cost/judge_calls", "calls", "to judges", "lower"),
+)
+_CHECKS = (
+    *_of(
+        "train",
+        ("canary/error", "nats", "largest difference between engine and trainer on the probe after loading", "lower"),
+        ("canary/movement", "nats", "how far the probe's logprobs moved in the step; 0 means that it changed nothing"),
+        (
+            "sinks/failures",
+            "failures",
+            "of sinks since the model was opened; metrics are in the run folder all the same",
+            "lower",
+        ),
+    ),
+    *_of("log", ("batches/skipped", "batches", "1 for a batch that `train` skipped", "lower")),
+)
+_CAPTURE = (
+    *_of(
+        "log",
+        (
+            "capture/policy_versions",
+            "versions",
+            "of the weights that one trajectory was sampled from, where more than one",
+        ),
+        ("capture/calls_outside", "calls", "that a capture saw and could not record", "lower"),
+    ),
+    *_of(
+        "art-langgraph",
+        ("capture/streams_broken_off", "streams", "that a graph did not read to their end", "lower"),
+        ("other_models/calls", "calls", "to models that are not trained"),
+        ("history/answers_from_elsewhere", "answers", "in a history that the trained model did not give"),
+    ),
+)
+_PLANS = (
+    *_of(
+        "art-langgraph",
+        ("langgraph/batches_before", "batches", "made before `train` was first called"),
+        ("langgraph/plan_<part>", "number", "fingerprint of the plan, by which a training that goes on is recognised"),
+        ("before/<task>", "reward", "of the untrained model at a validation task"),
+    ),
+    *_of(
+        "art-mcp",
+        ("tool_groups/<tool>", "groups", "of the step, by tool"),
+        ("tool_scored/<tool>", "groups", "of them with two rewards or more"),
+        ("tool_spread/<tool>", "reward", "sum over them of the standard deviation of their rewards"),
+    ),
+)
+
+SECTIONS: dict[str, tuple[Metric, ...]] = {
+    "Rewards and success": (*_REWARD, *_SPLIT),
+    "Loss and policy": _LOSS,
+    "Sampler against trainer": _MISMATCH,
+    "What was dropped, cut and skipped": _COUNTS,
+    "Tokens": _SIZE,
+    "Time and throughput": _TIME,
+    "Costs": _COST,
+    "Checks": _CHECKS,
+    "Captures": _CAPTURE,
+    "Plans of the training loops": _PLANS,
+}
+METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
+
+
+def as_markdown() -> str:
+    """The table for docs/metrics.md, a section for each area."""
+    lines: list[str] = []
+    for title, metrics in SECTIONS.items():
+        lines += [f"### {title}", "", "| metric | unit | meaning | better | emitted by |", "|---|---|---|---|---|"]
+        lines += [f"| `{m.name}` | {m.unit} | {m.meaning} | {m.better} | {m.emitted_by} |" for m in metrics]
+        lines.append("")
+    return "\n".join(lines)
