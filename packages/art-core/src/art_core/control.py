@@ -10,6 +10,7 @@
     POST   /api/models/{project}/{name}/log          LogRequest    -> {}
     GET    /api/models/{project}/{name}/metrics             -> MetricHistory
     POST   /api/models/{project}/{name}/checkpoints/delete   DeleteRequest -> ModelState
+    POST   /api/models/{project}/{name}/fork         ForkRequest   -> ModelState    of the new model
 
 A train request's last line is a `result` or an `error`. Every request carries `Authorization: Bearer <key>` where the
 server has a key. An error is an OpenAI error object whose `code` names the class in `art_core.errors` where it is one
@@ -34,8 +35,22 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Origin(_Body):
+    """Where a fork comes from: its first checkpoint is that of `model` (`project/name`) at `step`.
+
+    Without the `optimizer`, its first step began with fresh moments.
+    """
+
+    model: str
+    step: int
+    optimizer: bool = True
+
+
 class ModelState(_Body):
-    """A registered model. `inference_name` is what a request's `model` says; it always means the newest step."""
+    """A registered model. `inference_name` is what a request's `model` says; it always means the newest step.
+
+    `damaged` says of checkpoints that are not whole what is wrong with them; they are not used.
+    """
 
     project: str
     name: str
@@ -44,6 +59,8 @@ class ModelState(_Body):
     step: int
     checkpoint_steps: list[int]
     folder: str
+    damaged: list[str] = Field(default_factory=list)
+    forked_from: Origin | None = None
 
 
 class RegisterRequest(_Body):
@@ -131,6 +148,15 @@ class MetricHistory(_Body):
 
 
 class DeleteRequest(_Body):
-    """Delete all checkpoints but the newest and those in `keep`."""
+    """Delete all checkpoints but the newest, those in `keep`, and those that are being served or read."""
 
     keep: list[int]
+
+
+class ForkRequest(_Body):
+    """Make the model `name` (of `project`, or of the same) from the checkpoint of `step`, or the newest."""
+
+    name: str
+    project: str | None = None
+    step: int | None = None
+    optimizer: bool = True

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from art_core.cli import export, runs, serve
+from art_core.cli import checkpoints, export, runs, serve
 from art_core.one_line import one_line_errors
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command(
     context_settings={"allow_extra_args": True},  # to say how a model is given
 )(serve.serve)
 app.add_typer(runs.app)
+app.add_typer(checkpoints.app)
 app.command(epilog=export.EPILOG, short_help="Write the trajectories of a run to one file.")(export.export)
 
 

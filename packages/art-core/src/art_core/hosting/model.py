@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.canary import WeightSyncCanary
+from art_core.checkpoints.pruning import keep_only
 from art_core.config import TrainConfig
 from art_core.control import ModelState
 from art_core.errors import ConfigError, DataError, RunLockedError
@@ -25,6 +26,7 @@ from art_core.loop import train_step, training_rows
 from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
 from art_core.runs import ModelRun
+from art_core.saved import held
 from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
 from art_core.storage import RunStore
@@ -94,6 +96,8 @@ class HostedModel:
             step=self.step,
             checkpoint_steps=sorted(self._checkpoints),
             folder=str(self.store.folder),
+            damaged=[f"step {step}: {fault}" for step, fault in sorted(self.store.faults.items())],
+            forked_from=self.record.forked_from,
         )
 
     def served(self, engine: Engine | None = None, **fields: Any) -> Served:
@@ -170,14 +174,21 @@ class HostedModel:
                     f"keep names step {unknown[0]}, of which {self.name!r} has no checkpoint; "
                     f"there are {sorted(self._checkpoints)}"
                 )
-            await asyncio.to_thread(self.store.prune, keep)
-            kept = {self.step, *keep}
-            self._checkpoints = {step: kept_ for step, kept_ in self._checkpoints.items() if step in kept}
+            try:
+                await asyncio.to_thread(self.store.prune, keep)
+            finally:
+                self._forget_deleted()
 
     async def open_engine_at(self, step: int) -> WatchedEngine:
-        """Another engine, for an older step."""
-        engine = await self._parts.open_engine(self._checkpoints[step] if step else None)
-        return WatchedEngine(engine, asyncio.Event(), remedy=lambda: "send the call again")
+        """Another engine, for an older step, whose checkpoint is not deleted while it is open."""
+        self.check_step(step)
+        checkpoint = self._checkpoints[step] if step else None
+        with contextlib.ExitStack() as stack:
+            if checkpoint is not None:
+                await asyncio.to_thread(stack.enter_context, held(checkpoint))
+            engine = await self._parts.open_engine(checkpoint)
+            release = stack.pop_all().close
+        return WatchedEngine(engine, asyncio.Event(), remedy=lambda: "send the call again", on_close=release)
 
     def check_step(self, step: int) -> None:
         """Refuse a step that cannot be served.
@@ -228,10 +239,16 @@ class HostedModel:
         )
         if report.step > self.step:
             self._checkpoints[report.step] = Checkpoint(report.step, self.store.checkpoint_path(report.step))
+            if (policy := self.record.options.keep_checkpoints) is not None:
+                await asyncio.to_thread(keep_only, policy, self.run, list(self._checkpoints))
+                self._forget_deleted()
         metrics = {**counters, **report.metrics, "time/step_s": time.monotonic() - started}
         report = StepReport(report.step, metrics)
         self.run.log_step(report)
         return report
+
+    def _forget_deleted(self) -> None:
+        self._checkpoints = {step: one for step, one in self._checkpoints.items() if one.path.exists()}
 
     async def _whole(self, task: asyncio.Task[StepReport], trainer: Trainer) -> StepReport:
         """What `task` gives. Cancelled before the optimiser's step, it ends; after it, the step is made whole first."""

@@ -6,10 +6,11 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from art_core.checkpoints.keeping import KeepCheckpoints
 from art_core.errors import ConfigError
 from art_core.serve.guard import DEFAULT_MAX_BODY_BYTES
 
-_NOT_TRAINED = ("dtype", "num_threads", "engine_args")
+_NOT_TRAINED = ("dtype", "num_threads", "engine_args", "keep_checkpoints")
 
 
 class _Options(BaseModel):
@@ -37,7 +38,8 @@ class ModelOptions(_Options):
 
     `dtype`, `num_threads`: for engine and trainer both. `seed`: where the adapter starts. `lora`: `rank` (16), `alpha`
     (twice the rank), `target_modules`. `engine_args` and `trainer_args` go to the config class of the engine and the
-    trainer that the host was opened with, which refuse what they do not know.
+    trainer that the host was opened with, which refuse what they do not know. `keep_checkpoints`: which of them
+    stay after each step (`last`, `best`, `lowest`, `every`: see `art_core.checkpoints.keeping`); None keeps all.
     """
 
     dtype: str = "auto"
@@ -46,6 +48,7 @@ class ModelOptions(_Options):
     lora: dict[str, Any] = Field(default_factory=dict)
     engine_args: dict[str, Any] = Field(default_factory=dict)
     trainer_args: dict[str, Any] = Field(default_factory=dict)
+    keep_checkpoints: KeepCheckpoints | None = None
 
     def differences(self, other: ModelOptions, *, trained_only: bool = False) -> list[str]:
         """Where the two differ, in words. `trained_only` leaves out what a run may change between two starts."""

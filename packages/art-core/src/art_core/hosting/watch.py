@@ -18,11 +18,20 @@ class WatchedEngine:
     """Satisfies `Engine` by the engine within it.
 
     A load clears `ready`; whoever asked for it sets it again when the weights are checked. `ended` tells that the
-    engine has said of itself that it is closed or broken; what `remedy` gives is then told to whoever calls.
+    engine has said of itself that it is closed or broken; what `remedy` gives is then told to whoever calls. `on_close`
+    is called whenever it is closed.
     """
 
-    def __init__(self, inner: Engine, ready: asyncio.Event, *, remedy: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        inner: Engine,
+        ready: asyncio.Event,
+        *,
+        remedy: Callable[[], str],
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._inner = inner
+        self._on_close = on_close
         self._remedy = remedy
         self._ready = ready
         self.ended = False
@@ -61,7 +70,10 @@ class WatchedEngine:
 
     async def aclose(self) -> None:
         self.ended = True
-        await self._inner.aclose()
+        try:
+            await self._inner.aclose()
+        finally:
+            self._on_close()
 
 
 class AtStep:

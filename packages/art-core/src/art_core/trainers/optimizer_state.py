@@ -77,6 +77,16 @@ def read_optimizer(folder: Path, parameters: Mapping[str, nn.Parameter]) -> Opti
     return OptimizerState(int(step_count), moments, rng_state)
 
 
+def forget_moments(folder: Path) -> None:
+    """Make the stored optimiser one that has never updated anything. Step count and random state stay."""
+    path = folder / OPTIMIZER_FILE
+    try:
+        tensors = load_file(path)
+        save_file({key: tensor for key, tensor in tensors.items() if key in (_STEP_COUNT, _RNG_STATE)}, path)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{path}: the optimiser state cannot be rewritten ({error})") from error
+
+
 def apply_optimizer(
     state: OptimizerState, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
 ) -> None:
