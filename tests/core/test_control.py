@@ -9,9 +9,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from art_core.config import TrainConfig
-from art_core.control import ExchangeList, GroupBody, LogRequest, LookupRequest, TrainOptions, TrainRequest
+from art_core.control import ExchangeList, GroupBody, LogRequest, LookupRequest, TrainRequest
+from art_core.errors import ConfigError
 
-OPTIONS = {"learning_rate": 1.0, "loss": "ppo", "clip_low": 0.2, "clip_high": 0.2, "scale_rewards": True}
+OPTIONS = {"learning_rate": 1.0, "loss": "ppo", "scale_rewards": True}
 
 
 @pytest.mark.parametrize(
@@ -31,8 +32,16 @@ def test_a_list_is_refused_at_its_first_wrong_item(kind: type[BaseModel], field:
 
 
 def test_every_option_of_a_step_goes_to_the_server() -> None:
-    assert list(TrainOptions.model_fields) == [field.name for field in dataclasses.fields(TrainConfig)]
     config = TrainConfig(
-        learning_rate=0.5, loss="cispo", clip_low=0.1, clip_high=0.3, scale_rewards=False, roles=("a", "b")
+        learning_rate=0.5,
+        loss="cispo",
+        clip_high=0.3,
+        scale_rewards=False,
+        roles=("a", "b"),
+        kl_coef=0.1,
+        kl_reference=2,
     )
-    assert TrainConfig(**TrainOptions(**dataclasses.asdict(config)).model_dump()) == config
+    sent = TrainRequest(groups=[], options=dataclasses.asdict(config)).model_dump_json()
+    assert TrainConfig.made(None, TrainRequest.model_validate_json(sent).options) == config
+    with pytest.raises(ConfigError, match="train has no option 'lr'"):
+        TrainConfig.made(None, TrainRequest(groups=[], options={"lr": 1}).options)

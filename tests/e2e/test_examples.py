@@ -217,7 +217,7 @@ def test_it_trains_the_real_model(smollm2: str, tmp_path: Path) -> None:
     assert set(reports) in ({1}, {1, 2})
     for step, metrics in reports.items():
         assert metrics["trajectories/trained"] in (8, 16)
-        assert metrics["train/logprob_diff_max"] < 1e-2, "the trainer reads the answers as the engine sampled them"
+        assert metrics["mismatch/logprob_diff_max"] < 1e-2, "the trainer reads the answers as the engine sampled them"
         assert metrics["canary/movement"] > 0
         assert (done.folder / f"checkpoints/step-{step:04d}").is_dir()
 

@@ -89,7 +89,9 @@ def test_reinforcement_had_something_to_do_and_changed_the_weights(unbroken: Pat
         metrics = record["metrics"]
         assert metrics["train/trained_tokens"] > 0
         assert metrics["train/grad_norm"] > 0
-        assert metrics["train/logprob_diff_max"] < 1e-3, "the engine sampled from other weights than the trainer holds"
+        assert metrics["mismatch/logprob_diff_max"] < 1e-3, (
+            "the engine sampled from other weights than the trainer holds"
+        )
         assert metrics["canary/error"] < 2e-3
         assert metrics["canary/movement"] > 0
 

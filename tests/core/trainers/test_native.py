@@ -90,8 +90,9 @@ async def test_micro_batches_change_the_step_only_by_rounding(open_trainer: Open
         reports.append((await trainer.step(ROWS, RL)).metrics)
         save(trainer, tmp_path / name)
     assert [metrics["train/micro_batches"] for metrics in reports] == [1.0, 3.0, 3.0]
-    for key in ("loss", "grad_norm", "entropy", "ratio_mean", "kl_sampler", "clip_share", "logprob_diff_max"):
-        values = [metrics[f"train/{key}"] for metrics in reports]
+    same = ("train/loss", "train/grad_norm", "train/entropy", "train/ratio_mean", "train/clip_share", "mismatch/kl")
+    for key in (*same, "mismatch/logprob_diff_max", "mismatch/corrected_share", "train/advantage_abs_mean"):
+        values = [metrics[key] for metrics in reports]
         assert values[1:] == pytest.approx([values[0]] * 2, rel=1e-5), key
     whole, single = stored(tmp_path / "whole"), stored(tmp_path / "single")
     for name, tensor in whole.items():
@@ -129,7 +130,7 @@ async def test_policy_lag_is_the_steps_since_the_oldest_row_was_sampled(open_tra
 
 async def test_statistics_of_the_sampler_are_absent_from_supervised_steps(open_trainer: Open) -> None:
     metrics = (await open_trainer().step(ROWS, Objective(loss="sft", learning_rate=1e-3))).metrics
-    assert "train/kl_sampler" not in metrics
+    assert "mismatch/kl" not in metrics
     assert metrics["train/loss"] > 0.0
 
 
@@ -168,7 +169,7 @@ async def test_rl_raises_what_was_better_and_lowers_what_was_worse(open_trainer:
             [await on_policy(better), await on_policy(worse)], Objective(loss=loss, learning_rate=5e-3)
         )
         assert report.metrics["train/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
-        assert report.metrics["train/logprob_diff_max"] < 1e-4
+        assert report.metrics["mismatch/logprob_diff_max"] < 1e-4
     assert await logp(better) > before[0] + 0.2
     assert await logp(worse) < before[1] - 0.2
 
@@ -242,7 +243,7 @@ async def test_logprobs_are_the_numbers_of_the_training_forward(open_trainer: Op
         trajectory_id="t",
     )
     metrics = (await trainer.step([sample], RL)).metrics
-    assert metrics["train/logprob_diff_max"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["mismatch/logprob_diff_max"] == pytest.approx(0.0, abs=1e-6)
 
 
 async def test_a_cancelled_step_was_never_made(open_trainer: Open, tmp_path: Path) -> None:

@@ -3,49 +3,96 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from art_core.errors import ConfigError
 from art_core.moving import hint
-from art_core.types import LossName, Objective
+from art_core.types import Aggregation, Correction, KlEstimator, LossName, Objective
+from art_core.values import is_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How one training step learns from scored groups.
+    """How one training step learns from scored groups. An option of None has the default that its loss gives it.
 
-    `loss`, `learning_rate`, `clip_low`, `clip_high`: see `Objective`. `scale_rewards` divides advantages by the
-    standard deviation of their group's rewards. With `roles`, only what was sampled in these roles is trained; the rest
-    is context. An answer's role is what the call said as `metadata={"role": ...}`; "" is that of calls without one.
+    `loss`, `learning_rate`, `clip_low`, `clip_high`, `aggregation`, `constant_length`, `epochs`, `minibatches`,
+    `correction`, `correction_max`, `kl_coef`, `kl_in`, `kl_estimator`: see `Objective`. `kl_reference` is the step of
+    the checkpoint that `kl_coef` keeps the policy near; 0 is the untrained model. `scale_rewards` divides advantages by
+    the standard deviation of their group's rewards. With `roles`, only what was sampled in these roles is trained; the
+    rest is context. An answer's role is what the call said as `metadata={"role": ...}`; "" is that of calls without
+    one.
+
+    Raises:
+        ConfigError: a value that is impossible, or one that would have no effect next to the others.
     """
 
     learning_rate: float = 1e-5
     loss: LossName = "ppo"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
+    clip_low: float | None = None
+    clip_high: float | None = None
+    aggregation: Aggregation | None = None
+    constant_length: int | None = None
     scale_rewards: bool = True
+    epochs: int = 1
+    minibatches: int = 1
+    correction: Correction = "token_truncate"
+    correction_max: float | None = None
+    kl_coef: float = 0.0
+    kl_in: Literal["loss", "advantage"] | None = None
+    kl_estimator: KlEstimator | None = None
+    kl_reference: int | None = None
     roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if field.name in _KINDS:
-                types, kind = _KINDS[field.name]
-                value = getattr(self, field.name)
-                if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-                    raise ConfigError(f"{field.name} is {value!r}; wanted {kind}")
+        for name, (fits, kind) in _KINDS.items():
+            if not fits(value := getattr(self, name)):
+                raise ConfigError(f"{name} is {value!r}; wanted {kind}")
         roles: Any = self.roles
         if not isinstance(roles, list | tuple) or not all(isinstance(role, str) for role in roles):
             raise ConfigError(f"roles is {self.roles!r}; wanted names of roles, such as roles=('worker',)")
         object.__setattr__(self, "roles", tuple(self.roles))
         if self.loss == "sft":
-            raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; wanted 'ppo' or 'cispo'")
-        _ = self.objective
+            raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; use model.train_sft")
+        objective = self.objective()
+        if self.constant_length is not None and objective.aggregation != "constant":
+            raise ConfigError(
+                f"constant_length={self.constant_length} has no effect with aggregation {objective.aggregation!r}; "
+                "use aggregation='constant', or leave it out"
+            )
+        if self.correction_max is not None and self.correction == "none":
+            raise ConfigError(
+                f"correction_max={self.correction_max} has no effect with correction 'none'; leave it out"
+            )
+        for name in ("kl_in", "kl_estimator", "kl_reference"):
+            if getattr(self, name) is not None and not self.kl_coef:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} has no effect with kl_coef {self.kl_coef}; set kl_coef, or leave "
+                    f"{name} out"
+                )
 
-    @property
-    def objective(self) -> Objective:
+    def objective(self, kl_reference: Path | None = None) -> Objective:
+        """What the trainer minimises; `kl_reference` is the folder of the checkpoint that the option names."""
+        kl_in = self.kl_in or "loss"
+        given = {
+            name: value for name in ("constant_length", "correction_max") if (value := getattr(self, name)) is not None
+        }
         return Objective(
-            loss=self.loss, learning_rate=self.learning_rate, clip_low=self.clip_low, clip_high=self.clip_high
+            loss=self.loss,
+            learning_rate=self.learning_rate,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            aggregation=self.aggregation,
+            epochs=self.epochs,
+            minibatches=self.minibatches,
+            correction=self.correction,
+            kl_coef=self.kl_coef,
+            kl_in=kl_in,
+            kl_estimator=self.kl_estimator or ("k3" if kl_in == "loss" else "k1"),
+            kl_reference=kl_reference,
+            **given,
         )
 
     @classmethod
@@ -66,11 +113,11 @@ class TrainConfig:
         return dataclasses.replace(config or cls(), **options)
 
 
-_NUMBER = (int, float), "a number"
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "learning_rate": _NUMBER,
-    "loss": ((str,), "'ppo' or 'cispo'"),
-    "clip_low": _NUMBER,
-    "clip_high": _NUMBER,
-    "scale_rewards": ((bool,), "True or False"),
+def _is_step(value: Any) -> bool:
+    return value is None or (is_number(value, whole=True) and value >= 0)
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "scale_rewards": (lambda value: isinstance(value, bool), "True or False"),
+    "kl_reference": (_is_step, "the step of a checkpoint, 0 for the untrained model"),
 }

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from art_core.trajectories import Trajectory
-from art_core.types import Exchange, LossName
+from art_core.types import Exchange
 
 T = TypeVar("T")
 _Many = Annotated[list[T], FailFast()]
@@ -95,22 +95,14 @@ class GroupBody(_Body):
     logs: list[str] = Field(default_factory=list)
 
 
-class TrainOptions(_Body):
-    """The fields of `art_core.config.TrainConfig`."""
-
-    learning_rate: float
-    loss: LossName
-    clip_low: float
-    clip_high: float
-    scale_rewards: bool
-    roles: tuple[str, ...] = ()
-
-
 class TrainRequest(_Body):
-    """Groups whose trajectories carry rewards (or errors) and their exchanges."""
+    """Groups whose trajectories carry rewards (or errors) and their exchanges.
+
+    `options` are fields of `art_core.config.TrainConfig`, which refuses what it does not know.
+    """
 
     groups: _Many[GroupBody]
-    options: TrainOptions
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
 class TrainEvent(_Body):

@@ -178,9 +178,10 @@ def _markdown(
         if record["phase"] != "train":
             continue
         m = record["metrics"]
+        kl = m.get("mismatch/kl", m.get("train/kl_sampler", 0.0))  # its name in older run folders
         lines.append(
             f"| {record['done']} | {m['reward']:.3f} | {m['success']:.3f} | {m['groups/without_signal']:.0f} | "
-            f"{m.get('train/loss', 0.0):.4f} | {m.get('train/kl_sampler', 0.0):.5f} | {m['time/rollout_s']:.1f} | "
+            f"{m.get('train/loss', 0.0):.4f} | {kl:.5f} | {m['time/rollout_s']:.1f} | "
             f"{m.get('time/train_s', 0.0):.1f} |"
         )
     lines += ["", "## Success by tool, after training", "", "| tool | success | samples |", "|---|---:|---:|"]

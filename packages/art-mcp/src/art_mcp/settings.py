@@ -41,7 +41,7 @@ class RunSettings(BaseModel):
     steps: int = Field(default=5, ge=0)
     groups_per_step: int = Field(default=6, ge=1)
     group_size: int = Field(default=4, ge=2)
-    loss: Literal["ppo", "cispo"] = "ppo"
+    loss: Literal["ppo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce"] = "ppo"
     learning_rate: float = Field(default=5e-4, gt=0)
     rank: int = Field(default=16, ge=1)
 

@@ -239,7 +239,7 @@ class _Run:
     # -- bookkeeping -------------------------------------------------------------------------------------------------
 
     def _objective(self) -> Objective:
-        return Objective(loss=self.settings.loss, learning_rate=self.settings.learning_rate)
+        return Objective(loss=self.settings.loss, learning_rate=self.settings.learning_rate, aggregation="token")
 
     def _scenarios_of(self, step: int) -> list[Scenario]:
         """The training scenarios of `step`.

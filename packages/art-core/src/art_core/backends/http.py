@@ -29,7 +29,6 @@ from art_core.control import (
     OpenRequest,
     RegisterRequest,
     TrainEvent,
-    TrainOptions,
     TrainRequest,
 )
 from art_core.errors import ArtError, BackendError, ConfigError, DataError
@@ -134,8 +133,7 @@ class HttpBackend(abc.ABC):
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> StepReport:
         """See `Backend.train`. Takes as long as the step takes; a server that falls silent is given up on."""
-        options = TrainOptions(**dataclasses.asdict(config))
-        body = TrainRequest(groups=[_group(group) for group in groups], options=options)
+        body = TrainRequest(groups=[_group(group) for group in groups], options=dataclasses.asdict(config))
         last: TrainEvent | None = None
         phase = ""
         async with self._sent("POST", f"{_model(project, name)}/train", body, timeout_s=_SILENCE_S) as response:

@@ -13,9 +13,12 @@ from art_core.runs import ModelRun
 _logger = logging.getLogger(__name__)
 
 
-def keep_only(policy: KeepCheckpoints, run: ModelRun, steps: Collection[int]) -> None:
-    """Delete what `policy` does not keep of `steps`. Where that fails, a warning is logged: the step itself is made."""
+def keep_only(policy: KeepCheckpoints, run: ModelRun, steps: Collection[int], *, also: Collection[int] = ()) -> None:
+    """Delete those of `steps` that neither `policy` nor `also` keeps.
+
+    Where that fails, a warning is logged: the step itself is made.
+    """
     try:
-        run.store.prune(kept_while_training(policy, steps, logged_metrics(run)).keys())
+        run.store.prune({*kept_while_training(policy, steps, logged_metrics(run)), *also})
     except ArtError as error:
         _logger.warning("%s: old checkpoints are not deleted: %s", run.folder, error)

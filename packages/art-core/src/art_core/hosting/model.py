@@ -31,7 +31,7 @@ from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
 from art_core.storage import RunStore
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
-from art_core.types import Checkpoint, StepReport, TokenSample
+from art_core.types import Checkpoint, Objective, StepReport, TokenSample
 
 _logger = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class HostedModel:
         self._parts = parts
         self._turn = asyncio.Lock()
         self._checkpoints: dict[int, Checkpoint] = {}
+        self._references: set[int] = set()  # steps that the newest step was kept near: the next will be as well
         self._renderer: ChatRenderer
         self._canary: WeightSyncCanary
         self._trainer: Trainer | None = None
@@ -141,6 +142,7 @@ class HostedModel:
                 await self._align()
             trainer = self._trainer
             assert trainer is not None, "aligned models have one"
+            objective = self._objective(config)
             rows, counters = await asyncio.to_thread(
                 training_rows,
                 scored,
@@ -149,7 +151,7 @@ class HostedModel:
                 roles=config.roles,
             )
             on_progress(f"training step {self.step + 1} on {len(rows)} rows")
-            self._running = asyncio.create_task(self._step(rows, config, trainer, {**counters, **_summary(scored)}))
+            self._running = asyncio.create_task(self._step(rows, objective, trainer, {**counters, **_summary(scored)}))
             try:
                 return await self._whole(self._running, trainer)
             except BaseException as error:
@@ -175,7 +177,7 @@ class HostedModel:
                     f"there are {sorted(self._checkpoints)}"
                 )
             try:
-                await asyncio.to_thread(self.store.prune, keep)
+                await asyncio.to_thread(self.store.prune, {*keep, *self._references})
             finally:
                 self._forget_deleted()
 
@@ -225,12 +227,12 @@ class HostedModel:
         await self._align()
 
     async def _step(
-        self, rows: Sequence[TokenSample], config: TrainConfig, trainer: Trainer, counters: dict[str, float]
+        self, rows: Sequence[TokenSample], objective: Objective, trainer: Trainer, counters: dict[str, float]
     ) -> StepReport:
         started = time.monotonic()
         report = await train_step(
             rows,
-            config.objective,
+            objective,
             trainer=trainer,
             engine=self.engine,
             store=self.store,
@@ -240,7 +242,7 @@ class HostedModel:
         if report.step > self.step:
             self._checkpoints[report.step] = Checkpoint(report.step, self.store.checkpoint_path(report.step))
             if (policy := self.record.options.keep_checkpoints) is not None:
-                await asyncio.to_thread(keep_only, policy, self.run, list(self._checkpoints))
+                await asyncio.to_thread(keep_only, policy, self.run, list(self._checkpoints), also=self._references)
                 self._forget_deleted()
         metrics = {**counters, **report.metrics, "time/step_s": time.monotonic() - started}
         report = StepReport(report.step, metrics)
@@ -249,6 +251,17 @@ class HostedModel:
 
     def _forget_deleted(self) -> None:
         self._checkpoints = {step: one for step, one in self._checkpoints.items() if one.path.exists()}
+
+    def _objective(self, config: TrainConfig) -> Objective:
+        if not config.kl_reference:
+            return config.objective()
+        if config.kl_reference not in self._checkpoints:
+            raise ConfigError(
+                f"kl_reference names step {config.kl_reference}, of which {self.name!r} has no checkpoint; there are "
+                f"{[0, *sorted(self._checkpoints)]} (0 is the untrained model)"
+            )
+        self._references = {config.kl_reference}
+        return config.objective(self._checkpoints[config.kl_reference].path)
 
     async def _whole(self, task: asyncio.Task[StepReport], trainer: Trainer) -> StepReport:
         """What `task` gives. Cancelled before the optimiser's step, it ends; after it, the step is made whole first."""

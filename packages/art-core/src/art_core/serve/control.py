@@ -137,7 +137,7 @@ def add_control(app: FastAPI, control: Control, *, closing: asyncio.Event, progr
         project, name = _model(request)
         await control.state(project, name)  # an unknown model is told by the status
         body = await _body(request, TrainRequest)
-        config = TrainConfig(**body.options.model_dump())
+        config = TrainConfig.made(None, body.options)
         groups = [_group(group) for group in body.groups]
 
         async def work(on_progress: Callable[[str], None]) -> StepReport:

@@ -1,8 +1,8 @@
-"""The losses of `art_core.types.Objective`, as pure functions of log-probabilities. `T` is a number of tokens.
+"""The losses of `art_core.types.Objective`, as pure functions of log-probabilities.
 
-Each is summed over the trained tokens and divided by `denominator`, the trained tokens of the whole optimiser step, so
-splitting a step into micro-batches leaves the gradient unchanged, and every trained token of a step weighs the same.
-Positions where `trained_T` is False may hold any value, NaN included.
+`T` is a number of trained tokens, those of `R` whole rows. Each loss is a tensor (T,), one value per token; what a step
+minimises is their sum weighted by `ScoredTokens.weight`, which `art_core.trainers.aggregation` gives to the tokens of
+the whole optimiser update. So splitting an update into micro-batches leaves the gradient unchanged.
 """
 
 from __future__ import annotations
@@ -15,126 +15,124 @@ from torch import Tensor
 from art_core.types import Objective
 
 
-def ppo_loss(
-    logp_T: Tensor,
-    old_logp_T: Tensor,
-    advantage_T: Tensor,
-    trained_T: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    denominator: int,
-) -> Tensor:
-    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with the token's probability ratio r = exp(logp - old_logp).
+@dataclass(frozen=True)
+class ScoredTokens:
+    """The trained tokens of `num_rows` whole rows, each field (T,) float32 but `row`, which is int64.
+
+    `logp` is the policy's log-probability, with gradient; `old_logp` that of the policy as the step began;
+    `sampler_logp` as recorded when the token was drawn; `reference_logp` that of the policy that KL is measured from.
+    `row[t]` is the row of token t, from 0 to `num_rows` - 1.
+    """
+
+    logp: Tensor
+    old_logp: Tensor
+    sampler_logp: Tensor
+    advantage: Tensor
+    weight: Tensor
+    row: Tensor
+    num_rows: int
+    reference_logp: Tensor | None = None
+
+
+def ppo_loss(ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) of the probability ratio r = exp(logp - old_logp).
 
     Schulman et al. 2017 (arXiv 1707.06347), the upper clip apart from the lower one as in DAPO (arXiv 2503.14476).
+    With the ratio of `sequence_ratio` it is GSPO (Zheng et al. 2025, arXiv 2507.18071).
     """
-    ratio = torch.exp(logp_T[trained_T] - old_logp_T[trained_T])
-    advantage = advantage_T[trained_T]
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantage)
-    return -surrogate.sum() / denominator
+    return -torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantage)
 
 
-def cispo_loss(
-    logp_T: Tensor,
-    old_logp_T: Tensor,
-    advantage_T: Tensor,
-    trained_T: Tensor,
-    *,
-    clip_high: float,
-    denominator: int,
-) -> Tensor:
+def cispo_loss(logp: Tensor, ratio: Tensor, advantage: Tensor, *, clip_high: float) -> Tensor:
     """-min(r, 1 + clip_high) A logp, no gradient flowing through the ratio r (MiniMax-M1, arXiv 2506.13585)."""
-    logp = logp_T[trained_T]
-    weight = torch.exp(logp.detach() - old_logp_T[trained_T]).clamp(max=1.0 + clip_high)
-    return -(weight * advantage_T[trained_T] * logp).sum() / denominator
+    return -ratio.detach().clamp(max=1.0 + clip_high) * advantage * logp
 
 
-def sft_loss(logp_T: Tensor, trained_T: Tensor, *, denominator: int) -> Tensor:
-    """Cross-entropy of the trained tokens."""
-    return -logp_T[trained_T].sum() / denominator
+def reinforce_loss(logp: Tensor, advantage: Tensor) -> Tensor:
+    """-A logp (Williams 1992)."""
+    return -advantage * logp
 
 
-def objective_loss(
-    objective: Objective,
-    logp_T: Tensor,
-    old_logp_T: Tensor,
-    advantage_T: Tensor,
-    trained_T: Tensor,
-    *,
-    denominator: int,
-) -> Tensor:
-    """The loss that `objective` names, with its clip limits."""
-    if objective.loss == "sft":
-        return sft_loss(logp_T, trained_T, denominator=denominator)
-    if objective.loss == "cispo":
-        return cispo_loss(
-            logp_T, old_logp_T, advantage_T, trained_T, clip_high=objective.clip_high, denominator=denominator
-        )
-    return ppo_loss(
-        logp_T,
-        old_logp_T,
-        advantage_T,
-        trained_T,
-        clip_low=objective.clip_low,
-        clip_high=objective.clip_high,
-        denominator=denominator,
-    )
+def sequence_ratio(log_ratio: Tensor, row: Tensor, num_rows: int) -> Tensor:
+    """exp of the mean of `log_ratio` over the tokens of a row, for each of its tokens: GSPO's ratio."""
+    sums = log_ratio.new_zeros(num_rows).index_add(0, row, log_ratio)
+    counts = torch.bincount(row, minlength=num_rows).clamp(min=1).to(log_ratio.dtype)
+    return torch.exp(sums / counts)[row]
 
 
-@dataclass(frozen=True)
-class PolicyShift:
-    """How far the policy is from the one that sampled, summed over tokens so that parts of a step can be added up."""
+def kl_estimate(logp: Tensor, reference_logp: Tensor, estimator: str) -> Tensor:
+    """Estimates of KL(policy, reference) from tokens of the policy (Schulman 2020, "Approximating KL divergence").
 
-    tokens: int = 0
-    ratio_sum: float = 0.0
-    kl_sum: float = 0.0
-    clipped: int = 0
-    max_abs_log_ratio: float = 0.0
-
-    def __add__(self, other: PolicyShift) -> PolicyShift:
-        return PolicyShift(
-            self.tokens + other.tokens,
-            self.ratio_sum + other.ratio_sum,
-            self.kl_sum + other.kl_sum,
-            self.clipped + other.clipped,
-            max(self.max_abs_log_ratio, other.max_abs_log_ratio),
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Means over the tokens, under the names used in step reports."""
-        count = max(self.tokens, 1)
-        return {
-            "train/ratio_mean": self.ratio_sum / count,
-            "train/kl_sampler": self.kl_sum / count,
-            "train/clip_share": self.clipped / count,
-            "train/logprob_diff_max": self.max_abs_log_ratio,
-        }
+    `k1` is logp - reference_logp: unbiased, of either sign. `k3` is exp(d) - d - 1 with d = reference_logp - logp:
+    unbiased, never negative, and of lower variance where the two are close.
+    """
+    difference = reference_logp - logp
+    return -difference if estimator == "k1" else torch.exp(difference) - difference - 1.0
 
 
 @torch.no_grad()
-def policy_shift(
-    objective: Objective, logp_T: Tensor, old_logp_T: Tensor, advantage_T: Tensor, trained_T: Tensor
-) -> PolicyShift:
-    """Statistics of the probability ratio r between the current policy and the sampler, over the trained tokens.
+def mismatch_ratio(objective: Objective, tokens: ScoredTokens) -> Tensor:
+    """exp(old_logp - sampler_logp) of each token, for `sequence_*` corrections the product over the tokens of its row.
 
-    `kl_sum` adds r - 1 - log r, an unbiased and never negative estimate of KL(sampler, policy) (Schulman,
-    "Approximating KL divergence", k3). `clipped` counts the tokens whose gradient the clip removes (`ppo`) or limits
-    (`cispo`).
+    It makes an expectation under the sampler one under the policy as the step began.
     """
-    log_ratio = (logp_T[trained_T] - old_logp_T[trained_T]).double()
-    ratio = log_ratio.exp()
-    above = ratio > 1.0 + objective.clip_high
-    if objective.loss == "ppo":
-        advantage = advantage_T[trained_T]
-        below = ratio < 1.0 - objective.clip_low
-        clipped = (above & (advantage > 0)) | (below & (advantage < 0))
+    log_ratio = tokens.old_logp.detach() - tokens.sampler_logp
+    if objective.correction.startswith("sequence"):
+        log_ratio = log_ratio.new_zeros(tokens.num_rows).index_add(0, tokens.row, log_ratio)[tokens.row]
+    return torch.exp(log_ratio)
+
+
+def correction_weights(objective: Objective, tokens: ScoredTokens) -> Tensor:
+    """What each token's loss is multiplied with because sampler and trainer disagree about its probability.
+
+    With w of `mismatch_ratio`: `*_truncate` is min(w, correction_max) (truncated importance sampling, Ionides 2008;
+    for this mismatch Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"),
+    `*_mask` is w, and 0 above correction_max.
+    """
+    if objective.correction == "none":
+        return torch.ones_like(tokens.sampler_logp)
+    ratio = mismatch_ratio(objective, tokens)
+    if objective.correction.endswith("truncate"):
+        return ratio.clamp(max=objective.correction_max)
+    return ratio.masked_fill(ratio > objective.correction_max, 0.0)
+
+
+def probability_ratio(objective: Objective, tokens: ScoredTokens) -> Tensor:
+    """The ratio between the policy and the policy as the step began, per token, or for `gspo` per row."""
+    log_ratio = tokens.logp - tokens.old_logp
+    if objective.loss == "gspo":
+        return sequence_ratio(log_ratio, tokens.row, tokens.num_rows)
+    return torch.exp(log_ratio)
+
+
+def token_losses(objective: Objective, tokens: ScoredTokens) -> tuple[Tensor, Tensor | None]:
+    """The loss that `objective` names, and its KL term before `kl_coef`, each (T,); no KL term where there is none.
+
+    The KL term is the estimate times the ratio, through which its gradient flows: only so is the mean of the gradient
+    that of the KL itself, also where the ratio is 1 (DeepSeek-V3.2, arXiv 2512.02556).
+    """
+    if objective.loss == "sft":
+        return -tokens.logp, None
+    ratio = probability_ratio(objective, tokens)
+    if objective.loss == "reinforce":
+        loss = reinforce_loss(tokens.logp, tokens.advantage)
+    elif objective.loss == "cispo":
+        assert objective.clip_high is not None
+        loss = cispo_loss(tokens.logp, ratio, tokens.advantage, clip_high=objective.clip_high)
     else:
-        clipped = above
-    return PolicyShift(
-        tokens=log_ratio.numel(),
-        ratio_sum=float(ratio.sum()),
-        kl_sum=float((ratio - 1.0 - log_ratio).sum()),
-        clipped=int(clipped.sum()),
-        max_abs_log_ratio=float(log_ratio.abs().max()) if log_ratio.numel() else 0.0,
-    )
+        assert objective.clip_low is not None
+        assert objective.clip_high is not None
+        loss = ppo_loss(ratio, tokens.advantage, clip_low=objective.clip_low, clip_high=objective.clip_high)
+    loss = loss * correction_weights(objective, tokens)
+    if objective.kl_coef and objective.kl_in == "loss":
+        assert tokens.reference_logp is not None
+        return loss, ratio * kl_estimate(tokens.logp, tokens.reference_logp, objective.kl_estimator)
+    return loss, None
+
+
+def objective_loss(objective: Objective, tokens: ScoredTokens) -> Tensor:
+    """What the tokens add to the loss of their optimiser update: a number with gradient."""
+    loss, kl = token_losses(objective, tokens)
+    if kl is not None:
+        loss = loss + objective.kl_coef * kl
+    return (loss * tokens.weight).sum()

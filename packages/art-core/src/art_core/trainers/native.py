@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import math
 import threading
 import time
@@ -15,6 +17,7 @@ from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from art_core.errors import (
     AdapterMismatchError,
@@ -25,10 +28,13 @@ from art_core.errors import (
     StorageError,
     TrainerClosedError,
 )
-from art_core.trainers.batch import pack
-from art_core.trainers.gradient import accumulate_gradient
-from art_core.trainers.optimizer_state import apply_optimizer, read_optimizer, write_optimizer
+from art_core.trainers.aggregation import minibatches
+from art_core.trainers.batch import TokenBatch, pack
+from art_core.trainers.gradient import KnownRow, UpdateSums, accumulate_gradient, row_logprobs, shaped_advantages
+from art_core.trainers.optimizer_state import RandomState, apply_optimizer, read_optimizer, write_optimizer
 from art_core.trainers.policy import LoraPolicy, plain_row
+from art_core.trainers.shift import PolicyShift
+from art_core.trainers.snapshot import Snapshot
 from art_core.types import Checkpoint, Objective, StepReport, TokenSample
 from art_core.weights.lora import LoraConfig, read_adapter, write_adapter
 
@@ -94,6 +100,14 @@ class _StepGuard:
             yield
 
 
+@dataclass(frozen=True)
+class _Update:
+    sums: UpdateSums
+    batches: Sequence[TokenBatch]
+    grad_norm: float
+    clipped: bool
+
+
 class NativeTrainer:
     """Satisfies `art_core.protocols.Trainer`. All torch work is done in one worker thread, one call after the other.
 
@@ -110,6 +124,7 @@ class NativeTrainer:
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), betas=config.betas, weight_decay=config.weight_decay
         )
+        self._random = RandomState(config.seed)
         self._step_count = 0
         self._worker = ThreadPoolExecutor(
             max_workers=1,
@@ -125,7 +140,12 @@ class NativeTrainer:
 
     async def step(self, rows: Sequence[TokenSample], objective: Objective) -> StepReport:
         guard = _StepGuard()
-        return await self._in_worker(lambda: self._step(tuple(rows), objective, guard), guard)
+
+        def work() -> StepReport:
+            with self._random.used():
+                return self._step(tuple(rows), objective, guard)
+
+        return await self._in_worker(work, guard)
 
     async def logprobs(self, token_ids: Sequence[int], *, num_completion: int) -> list[float]:
         if not 0 < num_completion < len(token_ids):
@@ -174,14 +194,76 @@ class NativeTrainer:
     def _step(self, rows: tuple[TokenSample, ...], objective: Objective, guard: _StepGuard) -> StepReport:
         started = time.perf_counter()
         self._check_rows(rows, objective)
-        batches = pack(rows, max_tokens=self._config.micro_batch_tokens)
-        if not batches:
+        updates = minibatches(rows, objective, seed=(self._config.seed, self._step_count))
+        if not updates:
             raise DataError(
                 f"none of the {len(rows)} rows has a trained token, so there is nothing to learn from; "
                 "rows need tokens that the policy sampled, with their logprobs"
             )
+        version = self._step_count
+        before = Snapshot(self._parameters.values(), self._optimizer if len(updates) > 1 else None)
+        made: list[_Update] = []
         try:
-            sums = accumulate_gradient(self._policy, rows, batches, objective, on_layer=guard.check)
+            known = self._known(rows, objective, guard) if len(updates) > 1 or objective.kl_coef else []
+            for number, chosen in enumerate(updates, start=1):
+                of_update = [rows[index] for index in chosen]
+                is_last = number == len(updates)
+                made.append(self._update(of_update, [known[i] for i in chosen if known], objective, guard, is_last))
+        except BaseException:
+            if made:
+                before.put_back()
+                self._policy.refresh()
+            raise
+        metrics = {
+            "train/learning_rate": objective.learning_rate,
+            "train/rows": float(len(rows)),
+            "train/rows_untrained": float(sum(not any(row.trained) for row in rows)),
+            "train/trained_tokens": float(sum(row.num_trained for row in rows)),
+            "train/weight_change": before.change(),
+            **_metrics(made, with_sampler=objective.loss != "sft"),
+        }
+        if objective.loss != "sft":
+            metrics["train/policy_lag_max"] = float(version - min(row.policy_version for row in rows))
+        elapsed_s = time.perf_counter() - started
+        metrics |= {"train/step_s": elapsed_s, "train/tokens_per_s": metrics["train/computed_tokens"] / elapsed_s}
+        return StepReport(self._step_count, metrics)
+
+    def _known(self, rows: Sequence[TokenSample], objective: Objective, guard: _StepGuard) -> list[KnownRow]:
+        """What has to be computed for each row before the first of several updates, or for a KL term."""
+        batches = pack(rows, max_tokens=self._config.micro_batch_tokens)
+
+        def logprobs() -> list[Tensor]:
+            return row_logprobs(self._policy, rows, batches, on_layer=guard.check)
+
+        in_advantage = objective.kl_in == "advantage"
+        old = logprobs() if objective.updates > 1 or in_advantage else None
+        reference = advantages = None
+        if objective.kl_coef:
+            adapter = None if objective.kl_reference is None else read_adapter(objective.kl_reference)
+            if adapter is not None:
+                self._policy.check_adapter(adapter, source=f"kl_reference {objective.kl_reference}")
+            with self._policy.with_factors(None if adapter is None else adapter.factors):
+                reference = logprobs()
+            if in_advantage:
+                assert old is not None
+                advantages = shaped_advantages(rows, old, reference, objective)
+        return [
+            KnownRow(*(None if values is None else values[index] for values in (old, reference, advantages)))
+            for index in range(len(rows))
+        ]
+
+    def _update(
+        self,
+        rows: Sequence[TokenSample],
+        known: Sequence[KnownRow],
+        objective: Objective,
+        guard: _StepGuard,
+        is_last: bool,
+    ) -> _Update:
+        """One optimiser update; the last of a step makes the step."""
+        batches = pack(rows, max_tokens=self._config.micro_batch_tokens)
+        try:
+            sums = accumulate_gradient(self._policy, rows, batches, objective, known=known, on_layer=guard.check)
             grad_norm = float(
                 torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), max_norm=self._config.grad_clip)
             )
@@ -189,36 +271,17 @@ class NativeTrainer:
                 raise NonFiniteLossError(
                     f"step {self._step_count + 1}: the gradient's norm is {grad_norm} although the loss is finite "
                     f"({sums.loss:.4g}); nothing was changed. Lower the learning rate, or look for logprobs that are "
-                    f"far from the policy's (largest difference {sums.shift.max_abs_log_ratio:.3g})"
+                    f"far from the policy's (largest difference {sums.shift.max_mismatch:.3g})"
                 )
-            with guard.commit():
+            with guard.commit() if is_last else contextlib.nullcontext():
                 for group in self._optimizer.param_groups:
                     group["lr"] = objective.learning_rate
                 self._optimizer.step()
                 self._policy.refresh()
-                self._step_count += 1
+                self._step_count += is_last
         finally:
             self._optimizer.zero_grad(set_to_none=True)
-        elapsed_s = time.perf_counter() - started
-        computed = sum(len(batch) for batch in batches)
-        metrics = {
-            "train/loss": sums.loss,
-            "train/grad_norm": grad_norm,
-            "train/entropy": sums.entropy / sums.num_trained,
-            "train/learning_rate": objective.learning_rate,
-            "train/rows": float(len(rows)),
-            "train/rows_untrained": float(sum(not any(row.trained) for row in rows)),
-            "train/trained_tokens": float(sums.num_trained),
-            "train/row_tokens": float(sum(batch.row_tokens for batch in batches)),
-            "train/computed_tokens": float(computed),
-            "train/micro_batches": float(len(batches)),
-            "train/step_s": elapsed_s,
-            "train/tokens_per_s": computed / elapsed_s,
-        }
-        if objective.loss != "sft":
-            metrics |= sums.shift.metrics()
-            metrics["train/policy_lag_max"] = float(self._step_count - 1 - min(row.policy_version for row in rows))
-        return StepReport(self._step_count, metrics)
+        return _Update(sums, batches, grad_norm, clipped=grad_norm > self._config.grad_clip)
 
     def _check_rows(self, rows: Sequence[TokenSample], objective: Objective) -> None:
         """Refuse rows that this model cannot compute, naming the trajectory."""
@@ -252,7 +315,7 @@ class NativeTrainer:
     def _save(self, folder: Path) -> None:
         try:
             write_adapter(folder, self._config.lora, self._policy.layers, base_model=self._config.base_model)
-            write_optimizer(folder, self._optimizer, self._parameters, step_count=self._step_count)
+            write_optimizer(folder, self._optimizer, self._parameters, step_count=self._step_count, random=self._random)
         except SafetensorError as error:  # what the library makes of a full disk
             raise StorageError(
                 f"could not save step {self._step_count} into {folder}: {error}; free some space and run again"
@@ -268,8 +331,29 @@ class NativeTrainer:
                 f"{checkpoint.step}; its files are not of one checkpoint"
             )
         self._policy.set_factors(adapter.factors)
-        apply_optimizer(state, self._optimizer, self._parameters)
+        apply_optimizer(state, self._optimizer, self._parameters, self._random)
         self._step_count = state.step_count
+
+
+def _metrics(updates: Sequence[_Update], *, with_sampler: bool) -> dict[str, float]:
+    """What the updates of a step report: loss and gradient norm as means over updates, others over their tokens."""
+    batches = [batch for update in updates for batch in update.batches]
+    trained = sum(update.sums.num_trained for update in updates)
+    metrics = {
+        "train/loss": sum(update.sums.loss for update in updates) / len(updates),
+        "train/grad_norm": sum(update.grad_norm for update in updates) / len(updates),
+        "train/grad_clipped": sum(update.clipped for update in updates) / len(updates),
+        "train/entropy": sum(update.sums.entropy for update in updates) / trained,
+        "train/updates": float(len(updates)),
+        "train/row_tokens": float(sum(batch.row_tokens for batch in batches)),
+        "train/computed_tokens": float(sum(len(batch) for batch in batches)),
+        "train/micro_batches": float(len(batches)),
+    }
+    if with_sampler:
+        metrics["train/advantage_abs_mean"] = sum(update.sums.advantage for update in updates) / trained
+        shift = sum((update.sums.shift for update in updates), PolicyShift())
+        metrics |= dataclasses.replace(shift, kl_loss=shift.kl_loss / len(updates)).metrics()
+    return metrics
 
 
 def _set_num_threads(num_threads: int | None) -> None:

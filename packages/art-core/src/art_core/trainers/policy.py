@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -121,6 +122,18 @@ class LoraPolicy:
             self.layers[name].lora_A.copy_(a)
             self.layers[name].lora_B.copy_(b)
         self.refresh()
+
+    @contextmanager
+    def with_factors(self, factors: Mapping[str, tuple[Tensor, Tensor]] | None) -> Iterator[None]:
+        """Compute with factors that `check_adapter` has passed, for a while; with None, without an adapter."""
+        own = {
+            name: (layer.lora_A.detach().clone(), layer.lora_B.detach().clone()) for name, layer in self.layers.items()
+        }
+        try:
+            self.set_factors(factors or {name: (a, torch.zeros_like(b)) for name, (a, b) in own.items()})
+            yield
+        finally:
+            self.set_factors(own)
 
     def _check_against(self, expected_TV: Tensor, probe: list[int]) -> None:
         """Compare a packed forward pass over two rows that fork with what the untouched model said."""
