@@ -1,8 +1,8 @@
 """A warm process that forks runs of `script`, each a client and a server of its own, and kills them where it is told.
 
 Reads a job per line, `{"path", "base_model", "kills": [kill, ...]}`, and writes a line when the script has run to its
-end: `{"path", "attempts", "points", "cpu_s"}`. Attempt number i is ended by kill number i, `{"who", "point", "nth", "delay_s"}`:
-`delay_s` after `point` was reached for the `nth` time, SIGKILL to the "client", the "server", or "both".
+end: `{"path", "attempts", "points", "cpu_s"}`. Attempt number i is ended by kill number i, `{"who", "point", "nth",
+"delay_s"}`: `delay_s` after `point` was reached for the `nth` time, SIGKILL to the "client", the "server", or "both".
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from art_core.errors import StorageError
+from art_core.errors import ArtError, StorageError
 from art_core.types import Checkpoint
 
 STATE_FILE = "state.json"
@@ -147,7 +147,7 @@ def explained(path: Path, action: str) -> Iterator[None]:
     """What the system refuses inside, as a `StorageError` that says what `action` on `path` was to be."""
     try:
         yield
-    except StorageError:
+    except ArtError:
         raise
     except OSError as error:
         hint = "; free some space and run the same command again" if error.errno == errno.ENOSPC else ""

@@ -44,7 +44,9 @@ def checkpoint_of(chosen: Run, step: int | None) -> Checkpoint:
     for newest in reversed(steps):
         if not checkpoint_fault(_at(chosen, newest)):
             return _at(chosen, newest)
-    raise DataError(f"{chosen.folder} has no checkpoint that is whole; there are {_listed(steps)}")
+    if not steps:
+        raise DataError(f"{chosen.folder} has no checkpoint yet; train it first")
+    raise DataError(f"{chosen.folder} has no checkpoint that is whole; those of steps {_listed(steps)} are damaged")
 
 
 def _at(chosen: Run, step: int) -> Checkpoint:

@@ -47,7 +47,7 @@ class KeepCheckpoints(BaseModel):
             name = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
                 raise ConfigError(
-                    f"there is no {name!r} among {sorted(cls.model_fields)}, which say what to keep"
+                    f"which checkpoints to keep: there is no {name!r}; wanted some of {sorted(cls.model_fields)}"
                 ) from error
             what = f"{name} is {problem['input']!r}: " if name else ""
             raise ConfigError(f"which checkpoints to keep: {what}{problem['msg']}") from error

@@ -256,8 +256,7 @@ class ModelHost:
         """See `Backend.fork`."""
         source = await self._model(project, name)
         new = request.project or project, request.name
-        step = source.step if request.step is None else request.step
-        await asyncio.to_thread(fork_run, source.run, step, self.folder, *new, optimizer=request.optimizer)
+        await asyncio.to_thread(fork_run, source.run, request.step, self.folder, *new, optimizer=request.optimizer)
         options = source.record.options.model_dump()
         return await self.register(
             RegisterRequest(project=new[0], name=new[1], base_model=source.record.base_model, config=options)
