@@ -4,6 +4,7 @@ import json
 import resource
 import shutil
 import signal
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from art_core.checkpoints import exporting
 from art_core.checkpoints.exporting import export_checkpoint
+from art_core.checkpoints.forking import fork_run
 from art_core.errors import AdapterMismatchError, ArtError, ConfigError, DataError, ModelNotFoundError, StorageError
 from art_core.render import load_renderer
 from art_core.runs import Run, run
 from art_core.saved import is_held
+from art_core.storage import RunStore
 from art_core.types import Checkpoint
 from tests.core.checkpoints.building import logprobs_of
 from tests.core.checkpoints.conftest import Trained
@@ -182,3 +185,25 @@ def test_a_full_disk_leaves_nothing(trained: Trained, tmp_path: Path, merged: bo
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a second file system")
+def test_b039_the_systems_folder_for_temporary_files_may_be_on_another_disk(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        assert Path(elsewhere).stat().st_dev != tmp_path.stat().st_dev
+        monkeypatch.setenv("TMPDIR", elsewhere)
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        with RunStore(clerk(trained).folder) as store:
+            store.write(4, lambda folder: [shutil.copy(file, folder) for file in _files(trained)], {})
+        fork_run(clerk(trained), 4, trained.path, "shop", "branch")
+        export_checkpoint(clerk(trained), 3, tmp_path / "out")
+        assert list(Path(elsewhere).iterdir()) == []
+    assert clerk(trained).checkpoint_steps == [1, 2, 3, 4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
+
+
+def _files(trained: Trained) -> list[Path]:
+    folder = clerk(trained).folder / "checkpoints" / "step-0003"
+    return [path for path in folder.iterdir() if path.name != "state.json"]
