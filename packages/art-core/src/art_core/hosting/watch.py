@@ -19,7 +19,7 @@ class WatchedEngine:
 
     A load clears `ready`; whoever asked for it sets it again when the weights are checked. `ended` tells that the
     engine has said of itself that it is closed or broken; what `remedy` gives is then told to whoever calls. `on_close`
-    is called whenever it is closed.
+    is called when it is closed or has ended, possibly more than once.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class WatchedEngine:
                 async for chunk in chunks:
                     yield chunk
         except EngineClosedError as error:
-            self.ended = True
+            self._end()
             raise EngineClosedError(f"{error}; {self._remedy()}") from error
         finally:
             self.num_active -= 1
@@ -65,7 +65,7 @@ class WatchedEngine:
         try:
             await self._inner.load(checkpoint)
         except EngineClosedError:
-            self.ended = True
+            self._end()
             raise
 
     async def aclose(self) -> None:
@@ -74,6 +74,10 @@ class WatchedEngine:
             await self._inner.aclose()
         finally:
             self._on_close()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._on_close()
 
 
 class AtStep:
