@@ -100,7 +100,11 @@ def test_the_registry_imports_a_judge_when_it_is_asked_for() -> None:
     [
         ("nobody", {}, r"judge 'nobody' is unknown; wanted one of \['ruler'\]"),
         ("ruler", {}, "judge 'ruler' needs the option 'judge'"),
-        ("ruler", {"judge": "openai/m", "pases": 2}, "judge 'ruler' has no option 'pases'; its options are"),
+        (
+            "ruler",
+            {"judge": "openai/m", "pases": 2},
+            r"judge 'ruler' has no option 'pases': did you mean 'passes'\?; its options are",
+        ),
         ("ruler", {"judge": "openai/m", "passes": 0}, "judge 'ruler': passes is 0; wanted"),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from art_core.canary import WeightSyncCanary
+from art_core.config import TrainConfig
 from art_core.errors import DataError
 from art_core.loop import train_step, training_rows
 from art_core.protocols import Trainer
@@ -42,7 +43,7 @@ def group(*rewards: float | None, exchanges: list[Exchange] | None = None) -> Sc
 
 
 def test_a_group_with_signal_gives_a_row_per_trajectory_with_its_advantage() -> None:
-    rows, counters = training_rows([group(1.0, 0.0)], policy_version=0, scale_by_std=False)
+    rows, counters = training_rows([group(1.0, 0.0)], policy_version=0, config=TrainConfig(scale_rewards="none"))
     assert [row.advantage for row in rows] == [0.5, -0.5]
     assert rows[0].token_ids == (1, 2, 3, 4)
     assert rows[0].trained == (False, False, True, True)
@@ -76,7 +77,7 @@ def test_rows_of_one_trajectory_share_its_advantage_and_weigh_once_in_the_mean()
     forked = Trajectory(id="a", scenario_id="s", exchanges=[exchange([1], [2]), exchange([5], [6]), exchange([7], [8])])
     plain = Trajectory(id="b", scenario_id="s", exchanges=[exchange([1], [3])])
     scored = TrajectoryGroup((forked, plain), scenario_id="s").with_scores([1.0, 0.0])
-    rows, counters = training_rows([scored], policy_version=0, scale_by_std=False)
+    rows, counters = training_rows([scored], policy_version=0, config=TrainConfig(scale_rewards="none"))
     assert [row.advantage for row in rows] == [0.5, 0.5, 0.5, -0.5]
     assert counters["trajectories/forks"] == 2
 

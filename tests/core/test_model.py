@@ -377,7 +377,7 @@ async def test_options_go_before_the_config_and_unknown_ones_are_refused(
         ({"learning_rate": "1e-5"}, "learning_rate is '1e-5'"),
         ({"clip_high": float("inf")}, "clip_high is inf; wanted a finite number"),
         ({"clip_low": "0.2"}, "clip_low is '0.2'"),
-        ({"scale_rewards": 1}, "scale_rewards is 1; wanted True or False"),
+        ({"scale_rewards": 1}, "scale_rewards is 1; wanted True or False, one of 'group', 'batch', 'none', or None"),
         ({"loss": None}, "loss None is unknown; wanted one of 'ppo', 'dapo', 'dr_grpo'"),
         ({"scale_rewards": "false"}, "scale_rewards is 'false'; wanted True or False"),
         ({"roles": 3}, "roles is 3; wanted names of roles"),
@@ -635,7 +635,7 @@ async def test_rollouts_of_which_no_token_was_chosen_make_no_step_and_the_next_o
             for exchange in trajectory.exchanges
         ]
     result = await model.train([forced])
-    assert (result.step, result.skipped) == (0, "no row has a trained token")
+    assert (result.step, result.skipped) == (0, "2 trajectories have no trained token")
     assert (result.metrics["trajectories/without_tokens"], result.metrics["trajectories/trained"]) == (2, 0)
     assert backend.trainer.steps == []
     assert (await model.train([await group_of(captured, model, 0.0, 1.0)])).step == 1

@@ -7,7 +7,8 @@ import pytest
 from art_core.control import MetricRecord
 from art_core.errors import ConfigError, DataError
 from art_core.outcomes import best_step, error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
-from art_core.trajectories import Trajectory, TrajectoryGroup
+from art_core.rows import training_rows
+from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
 from art_core.types import Sampling
 from tests.core.runs.building import exchange
 
@@ -68,16 +69,21 @@ def test_means_leave_out_failures_and_what_was_not_scored() -> None:
     assert error_counts([]) == ""
 
 
+def reason(*groups: ScoredGroup) -> str:
+    return skip_reason(groups, training_rows(groups, policy_version=0)[1])
+
+
 def test_the_reason_for_a_skipped_step_names_each_cause() -> None:
     equal = TrajectoryGroup([Trajectory(reward=1), Trajectory(reward=1)]).with_rewards()
     small = TrajectoryGroup([Trajectory(reward=1), OSError("down")]).with_rewards()
     unequal = TrajectoryGroup([Trajectory(reward=1), Trajectory(reward=0)]).with_rewards()
-    assert skip_reason([]) == "there are no groups"
-    assert skip_reason([equal, small]) == (
+    assert reason() == skip_reason([], {}) == "there are no groups"
+    assert reason(equal, small) == (
         "in 1 of 2 groups all rewards are equal; 1 of 2 groups have fewer than two trajectories that can be compared; "
         "1 trajectories failed and are excluded"
     )
-    assert skip_reason([unequal]) == "no row has a trained token"
+    assert reason(unequal) == "2 trajectories have no trained token"
+    assert skip_reason([unequal], {}) == "no row has a trained token"
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def test_equal_rewards_of_calls_that_were_sampled_otherwise_are_told_so(sampling
         return Trajectory(reward=1, exchanges=[call])
 
     group = TrajectoryGroup([attempt(0), attempt(1)]).with_rewards()
-    assert skip_reason([group]) == f"in 1 of 1 groups all rewards are equal{told}"
+    assert reason(group) == f"in 1 of 1 groups all rewards are equal{told}"
 
 
 def test_a_metric_with_a_name_of_ours_is_not_mixed_into_ours() -> None:

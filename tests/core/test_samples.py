@@ -201,51 +201,130 @@ def test_an_empty_prompt_is_never_accepted() -> None:
         exchange((), (5, 6, 7))
 
 
+ROLES = ("", "planner", "worker")
+MARK = 9
+"""A token that templates write and no policy samples here: the end of a turn that was cut off, for one."""
+
+
 @st.composite
 def rollouts(draw: st.DrawFn) -> Trajectory:
-    """Turns whose prompts extend an earlier turn, or edit it, or start afresh; few token ids, so much coincides."""
+    """Calls whose prompts extend an earlier one, or edit it, or start afresh; few token ids, so much coincides.
+
+    Among them multi-turn conversations, parallel branches and sub-agents (a prompt extends any earlier call), forks,
+    compaction (only the end of a history is kept), turns that a template closes, empty completions, tokens that a
+    grammar forced, and steps of training in between.
+    """
     tokens = st.lists(st.integers(0, 2), max_size=4)
     exchanges: list[Exchange] = []
-    for number in range(draw(st.integers(0, 6))):
-        kind = draw(st.sampled_from(["new", "extend", "edit"]))
+    for number in range(draw(st.integers(0, 7))):
+        kind = draw(st.sampled_from(["new", "extend", "extend", "close", "edit", "compact"]))
         prompt = draw(tokens)
         if kind != "new" and exchanges:
             base = draw(st.sampled_from(exchanges))
             history = [*base.prompt_ids, *base.completion_ids]
             if kind == "edit":
                 del history[draw(st.integers(0, len(history) - 1))]
-            prompt = [*history, *prompt]
+            elif kind == "compact":
+                del history[: draw(st.integers(1, len(history)))]
+            prompt = [*history, *([MARK] if kind == "close" else []), *prompt]
         completion = draw(tokens)
-        exchanges.append(
-            exchange(
-                tuple(prompt) or (0,),
-                tuple(completion),
-                version=draw(st.integers(0, 1)),
-                first_logprob=-100.0 * (number + 1),
-                number=number,
-            )
+        forced = draw(st.sampled_from([False, False, True]))
+        role = draw(st.sampled_from(ROLES))
+        made = exchange(
+            tuple(prompt) or (0,),
+            tuple(completion),
+            version=draw(st.integers(0, 1)),
+            first_logprob=-100.0 * (number + 1),
+            finish_reason=draw(st.sampled_from(["stop", "length"])),
+            number=number,
+            forced=tuple(draw(st.booleans()) for _ in completion) if forced else (),
         )
+        exchanges.append(made.model_copy(update={"metadata": {"role": role} if role else {}}))
     return trajectory(*exchanges)
+
+
+def own_tokens(each: Exchange) -> list[int]:
+    """Places of the tokens of `each` that the policy chose."""
+    return [index for index in range(len(each.completion_ids)) if not (each.forced and each.forced[index])]
+
+
+def trained_of(rows: list[TokenSample]) -> Counter[tuple[object, ...]]:
+    """Each trained token with all before it, its logprob and its version."""
+    return Counter(
+        (row.token_ids[: index + 1], row.logprobs[index], row.policy_version)
+        for row in rows
+        for index in range(len(row.token_ids))
+        if row.trained[index]
+    )
+
+
+def sampled_of(exchanges: list[Exchange]) -> Counter[tuple[object, ...]]:
+    return Counter(
+        (each.prompt_ids + each.completion_ids[: index + 1], each.logprobs[index], each.policy_version)
+        for each in exchanges
+        for index in own_tokens(each)
+    )
 
 
 @given(rollouts(), st.floats(-3.0, 3.0))
 def test_every_sampled_token_is_trained_once_with_the_context_logprob_and_version_it_was_sampled_with(
     rollout: Trajectory, advantage: float
 ) -> None:
-    sampled = Counter(
-        (each.prompt_ids + each.completion_ids[: index + 1], each.logprobs[index], each.policy_version)
-        for each in rollout.exchanges
-        for index in range(len(each.completion_ids))
-    )
     rows = to_samples(rollout, advantage)
-    found = Counter(
-        (row.token_ids[: index + 1], row.logprobs[index], row.policy_version)
-        for row in rows
-        for index in range(len(row.token_ids))
-        if row.trained[index]
-    )
-    assert found == sampled
+    assert trained_of(rows) == sampled_of(rollout.exchanges)
     assert sum(row.num_trained for row in rows) == rollout.num_trained_tokens
+
+
+@given(rollouts(), st.sets(st.sampled_from(ROLES), min_size=1).map(tuple))
+def test_with_roles_exactly_what_was_sampled_in_them_is_trained(rollout: Trajectory, roles: tuple[str, ...]) -> None:
+    rows = to_samples(rollout, 1.0, roles=roles)
+    assert trained_of(rows) == sampled_of([each for each in rollout.exchanges if each.role in roles])
+
+
+@given(rollouts())
+def test_a_token_that_only_a_template_wrote_is_never_trained(rollout: Trajectory) -> None:
+    """Nor has it a logprob: no number is made up for what nobody sampled."""
+    for row in to_samples(rollout, 1.0):
+        for token, is_trained, logprob in zip(row.token_ids, row.trained, row.logprobs, strict=True):
+            assert token != MARK or not is_trained
+            assert (logprob == 0.0) is not is_trained
+
+
+@given(rollouts())
+def test_joining_calls_to_rows_changes_nothing_that_is_trained(rollout: Trajectory) -> None:
+    joined = to_samples(rollout, 1.0)
+    apart = [row for each in rollout.exchanges for row in to_samples(trajectory(each), 1.0)]
+    assert trained_of(joined) == trained_of(apart)
+    assert len(joined) <= len(apart)
+
+
+@given(rollouts())
+def test_each_call_stands_whole_at_the_beginning_of_a_row_of_its_version(rollout: Trajectory) -> None:
+    rows = to_samples(rollout, 1.0)
+    for each in rollout.exchanges:
+        if own_tokens(each):
+            whole = each.prompt_ids + each.completion_ids
+            assert any(
+                row.policy_version == each.policy_version and row.token_ids[: len(whole)] == whole for row in rows
+            )
+    # And a row is nothing but such beginnings: it ends where one of them ends.
+    ends = {(each.prompt_ids + each.completion_ids, each.policy_version) for each in rollout.exchanges}
+    assert {(row.token_ids, row.policy_version) for row in rows} <= ends
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1), st.lists(st.integers(0, 2))), max_size=6))
+def test_a_conversation_in_which_each_prompt_extends_the_last_is_one_row(
+    turns: list[tuple[list[int], list[int]]],
+) -> None:
+    history: tuple[int, ...] = ()
+    exchanges = []
+    for number, (said, answered) in enumerate(turns):
+        exchanges.append(
+            exchange((*history, *said), tuple(answered), number=number, first_logprob=-10.0 * (number + 1))
+        )
+        history = (*history, *said, *answered)
+    rows = to_samples(trajectory(*exchanges), 1.0)
+    assert [row.token_ids for row in rows] == ([history] if any(answered for _, answered in turns) else [])
 
 
 @given(rollouts(), st.floats(-3.0, 3.0))

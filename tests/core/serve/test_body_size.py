@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Awaitable
+from typing import Any
 
-from tests.core.serve.support import TOKENIZER, Setup, raw
+import pytest
+from openai import BadRequestError
+
+from tests.core.serve.support import TOKENIZER, Setup, ids_of, raw
 
 
 @pytest.mark.parametrize("route", ["chat/completions", "completions"])
@@ -22,6 +26,35 @@ async def test_a_prompt_of_too_many_bytes_is_never_tokenized(
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert answer.json()["error"]["message"].startswith("This model's maximum context length is 4096 tokens")
     assert setup.engine.prompts == []
+
+
+async def _answers(call: Awaitable[Any]) -> bool:
+    try:
+        await call
+    except BadRequestError as error:
+        if error.code != "context_length_exceeded":
+            raise
+        return False
+    return True
+
+
+async def test_a_prompt_is_refused_or_read_from_its_beginning_and_never_cut(setup: Setup) -> None:
+    """From ten tokens below the limit to ten above it: what is answered begins with the system message."""
+    setup.engine.max_context_tokens = 200
+    system = {"role": "system", "content": "Obey the first law."}
+    beginning = (1, *TOKENIZER.encode("system\nObey the first law."))
+    agent, answered = setup.agent("t"), []
+    for length in range(20, 200, 10):
+        setup.engine.lines = [ids_of("x")]
+        messages = [system, {"role": "user", "content": "y" * length}]
+        answered.append(await _answers(agent(messages, tools=[], max_tokens=2)))
+    assert answered == sorted(answered, reverse=True)
+    assert len(set(answered)) == 2
+    exchanges = setup.server.close_trajectory("t")
+    assert len(exchanges) == sum(answered) == len(setup.engine.prompts)
+    for exchange, (prompt, _) in zip(exchanges, setup.engine.prompts, strict=True):
+        assert exchange.prompt_ids == prompt
+        assert prompt[: len(beginning)] == beginning
 
 
 @pytest.mark.slow

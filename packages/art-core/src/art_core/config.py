@@ -6,11 +6,22 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, unknown_option
 from art_core.moving import hint
-from art_core.types import Aggregation, Correction, KlEstimator, LossName, Objective
+from art_core.types import (
+    LOSSES,
+    Aggregation,
+    Baseline,
+    Correction,
+    KlEstimator,
+    LossName,
+    Objective,
+    Overlong,
+    ScaleRewards,
+    Truncated,
+)
 from art_core.values import is_number
 
 
@@ -20,10 +31,19 @@ class TrainConfig:
 
     `loss`, `learning_rate`, `clip_low`, `clip_high`, `aggregation`, `constant_length`, `epochs`, `minibatches`,
     `correction`, `correction_max`, `kl_coef`, `kl_in`, `kl_estimator`: see `Objective`. `kl_reference` is the step of
-    the checkpoint that `kl_coef` keeps the policy near; 0 is the untrained model. `scale_rewards` divides advantages by
-    the standard deviation of their group's rewards. With `roles`, only what was sampled in these roles is trained; the
-    rest is context. An answer's role is what the call said as `metadata={"role": ...}`; "" is that of calls without
-    one.
+    the checkpoint that `kl_coef` keeps the policy near; 0 is the untrained model.
+
+    `baseline` is what a reward is compared with, and `scale_rewards` what the difference is divided by, see
+    `step_advantages`: "group" (or True), "batch", "none" (or False). With "leave_one_out" its default is "none".
+
+    `truncated` says what becomes of a trajectory of which an answer that is to be trained ended at its token limit: it
+    is trained like any other (`train`), its reward counts in the group but none of its tokens is trained (`mask`), or
+    it leaves the group before rewards are compared (`drop`). `overlong` says what becomes of one with a row of more
+    than `max_row_tokens` tokens: it is refused (`refuse`, the default), its longer rows keep their first
+    `max_row_tokens` tokens (`cut`), or as above (`mask`, `drop`). `truncated` is decided first.
+
+    With `roles`, only what was sampled in these roles is trained; the rest is context. An answer's role is what the
+    call said as `metadata={"role": ...}`; "" is that of calls without one.
 
     Raises:
         ConfigError: a value that is impossible, or one that would have no effect next to the others.
@@ -35,7 +55,8 @@ class TrainConfig:
     clip_high: float | None = None
     aggregation: Aggregation | None = None
     constant_length: int | None = None
-    scale_rewards: bool = True
+    scale_rewards: bool | ScaleRewards | None = None
+    baseline: Baseline = "mean"
     epochs: int = 1
     minibatches: int = 1
     correction: Correction = "token_truncate"
@@ -44,6 +65,9 @@ class TrainConfig:
     kl_in: Literal["loss", "advantage"] | None = None
     kl_estimator: KlEstimator | None = None
     kl_reference: int | None = None
+    truncated: Truncated = "train"
+    max_row_tokens: int | None = None
+    overlong: Overlong | None = None
     roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -54,6 +78,8 @@ class TrainConfig:
         if not isinstance(roles, list | tuple) or not all(isinstance(role, str) for role in roles):
             raise ConfigError(f"roles is {self.roles!r}; wanted names of roles, such as roles=('worker',)")
         object.__setattr__(self, "roles", tuple(self.roles))
+        if isinstance(self.scale_rewards, bool):
+            object.__setattr__(self, "scale_rewards", "group" if self.scale_rewards else "none")
         if self.loss == "sft":
             raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; use model.train_sft")
         objective = self.objective()
@@ -66,12 +92,28 @@ class TrainConfig:
             raise ConfigError(
                 f"correction_max={self.correction_max} has no effect with correction 'none'; leave it out"
             )
+        if self.baseline == "leave_one_out" and self.scale_rewards == "group":
+            raise ConfigError(
+                "baseline 'leave_one_out' cannot be used with scale_rewards 'group': it keeps a reward out of its own "
+                "baseline, and the group's deviation brings it back; use scale_rewards 'none' or 'batch'"
+            )
+        if self.overlong is not None and self.max_row_tokens is None:
+            raise ConfigError(
+                f"overlong={self.overlong!r} has no effect without max_row_tokens; set max_row_tokens, or leave it out"
+            )
         for name in ("kl_in", "kl_estimator", "kl_reference"):
             if getattr(self, name) is not None and not self.kl_coef:
                 raise ConfigError(
                     f"{name}={getattr(self, name)!r} has no effect with kl_coef {self.kl_coef}; set kl_coef, or leave "
                     f"{name} out"
                 )
+
+    @property
+    def scaling(self) -> ScaleRewards:
+        """What advantages are divided by: `scale_rewards`, or where that is None the default."""
+        if isinstance(self.scale_rewards, str):
+            return self.scale_rewards
+        return "none" if self.baseline == "leave_one_out" else LOSSES[self.loss].scale_rewards
 
     def objective(self, kl_reference: Path | None = None) -> Objective:
         """What the trainer minimises; `kl_reference` is the folder of the checkpoint that the option names."""
@@ -107,9 +149,7 @@ class TrainConfig:
         names = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(set(options) - set(names))
         if unknown:
-            instead = hint("train", unknown[0])
-            meant = f": {instead}" if instead else ""
-            raise ConfigError(f"train has no option {unknown[0]!r}{meant}; its options are {names}")
+            raise unknown_option("train", unknown[0], names, instead=hint("train", unknown[0]))
         return dataclasses.replace(config or cls(), **options)
 
 
@@ -117,7 +157,28 @@ def _is_step(value: Any) -> bool:
     return value is None or (is_number(value, whole=True) and value >= 0)
 
 
+def _one_of(alias: Any) -> tuple[Callable[[Any], bool], str]:
+    words = get_args(alias)
+    return lambda value: isinstance(value, str) and value in words, "one of " + ", ".join(map(repr, words))
+
+
+def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+_WORDS_OF_SCALE, _SCALES = _one_of(ScaleRewards)
+_WORDS_OF_OVERLONG, _OVERLONG = _one_of(Overlong)
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "scale_rewards": (lambda value: isinstance(value, bool), "True or False"),
+    "scale_rewards": (
+        _or_none(lambda value: isinstance(value, bool) or _WORDS_OF_SCALE(value)),
+        f"True or False, {_SCALES}, or None for the default",
+    ),
+    "baseline": _one_of(Baseline),
+    "truncated": _one_of(Truncated),
+    "max_row_tokens": (
+        _or_none(lambda value: is_number(value, whole=True) and value >= 2),
+        "a whole number, 2 or more, or None for no limit",
+    ),
+    "overlong": (_or_none(_WORDS_OF_OVERLONG), _OVERLONG),
     "kl_reference": (_is_step, "the step of a checkpoint, 0 for the untrained model"),
 }

@@ -44,7 +44,7 @@ def iterate_dataset(
     Raises:
         ConfigError: a number out of range, or an argument that does not exist.
     """
-    refuse_unknown("iterate_dataset", unknown)
+    refuse_unknown("iterate_dataset", unknown, iterate_dataset)
     if isinstance(dataset, Mapping) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise ConfigError(f"dataset is a {type(dataset).__name__}; wanted a list, which has a length and an order")
     for name, value, least in (

@@ -6,6 +6,9 @@ A message says what is wrong, what was found, what was wanted and what to do nex
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class ArtError(Exception):
     """Root of all errors raised on purpose by the art packages."""
@@ -77,3 +80,16 @@ class BackendError(ArtError, ConnectionError):
 
 class UnknownTrajectoryError(ArtError, LookupError):
     """No trajectory of that id is open: it was never opened, or has been closed."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`: did you mean 'that'?`, or nothing where no name of `known` is like it."""
+    close = difflib.get_close_matches(str(name), sorted(known), n=1)
+    return f": did you mean {close[0]!r}?" if close else ""
+
+
+def unknown_option(of: str, name: str, known: Iterable[str], *, instead: str | None = None) -> ConfigError:
+    """The refusal of an option that `of` does not have: `instead`, or the name that was meant, and all there are."""
+    known = sorted(known)
+    meant = f": {instead}" if instead else did_you_mean(name, known)
+    return ConfigError(f"{of} has no option {name!r}{meant}; its options are {known}")

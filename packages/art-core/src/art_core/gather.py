@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+)
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.moving import refuse_unknown
 from art_core.progress import Progress
+from art_core.refill import Refills, arranged
 from art_core.scope import collect_records
 from art_core.trajectories import (
     NoRolloutError,
@@ -29,7 +41,7 @@ AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[Traject
 
 
 async def gather_rollouts(
-    rollouts: Iterable[Callable[[], Awaitable[T]]],
+    rollouts: Iterable[Callable[[], Awaitable[T]]] | AsyncIterator[Callable[[], Awaitable[T]]],
     *,
     max_concurrency: int | None,
     timeout_s: float | None = None,
@@ -41,10 +53,11 @@ async def gather_rollouts(
 ) -> list[T]:
     """Run `rollouts`, at most `max_concurrency` at a time, and return what they give in input order.
 
-    `rollouts` is consumed as places become free. A rollout that raises, or takes longer than `timeout_s`, is run again
-    up to `max_retries` times, each time told to `on_retry(index, error)`, and then becomes `failed(index, error)`; the
-    others go on. An exception that is `fatal`, or that `on_done` raises, cancels all and is raised. Cancelling this
-    call cancels every rollout. `on_done` is called for each result as it arrives, in order of arrival.
+    `rollouts` is consumed as places become free; its next item may wait for what is running. A rollout that raises, or
+    takes longer than `timeout_s`, is run again up to `max_retries` times, each time told to `on_retry(index, error)`,
+    and then becomes `failed(index, error)`; the others go on. An exception that is `fatal`, or that `on_done` raises,
+    cancels all and is raised. Cancelling this call cancels every rollout. `on_done` is called for each result as it
+    arrives, in order of arrival.
     """
     if max_concurrency is not None and max_concurrency < 1:
         raise ConfigError(f"max_concurrency is {max_concurrency}; wanted 1 or more")
@@ -82,14 +95,14 @@ async def gather_rollouts(
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            waiting = iter(rollouts)
+            waiting = rollouts if isinstance(rollouts, AsyncIterator) else iter(rollouts)
             index = 0
             while True:
                 if slots is not None:
                     await slots.acquire()
                 try:
-                    rollout = next(waiting)
-                except StopIteration:
+                    rollout = await anext(waiting) if isinstance(waiting, AsyncIterator) else next(waiting)
+                except (StopIteration, StopAsyncIteration):
                     break
                 tasks.create_task(run(index, rollout))
                 index += 1
@@ -116,7 +129,7 @@ async def gather_trajectories(
     Raises:
         ConfigError, DataError, InfrastructureError: as for `gather_trajectory_groups`.
     """
-    refuse_unknown("gather_trajectories", unknown)
+    refuse_unknown("gather_trajectories", unknown, gather_trajectories)
     limits = _Limits(max_concurrent, timeout_s, max_retries, max_exceptions)
     with Progress(pbar_desc) as progress:
         work = _Gathering(rollouts, of_groups=False, limits=limits, after_each=None, on_done=on_done, progress=progress)
@@ -132,6 +145,8 @@ async def gather_trajectory_groups(
     max_retries: int = 0,
     max_exceptions: int | float | None = None,
     after_each: AfterEach | None = None,
+    refill: Iterable[PendingGroup | TrajectoryGroup | Awaitable[TrajectoryGroup]] | None = None,
+    max_refills: int | None = None,
     pbar_desc: str | None = "gather",
     on_done: Callable[[Trajectory], None] = lambda _: None,
     **unknown: Any,
@@ -147,7 +162,16 @@ async def gather_trajectory_groups(
 
     More than `max_exceptions` failures (a number, or a share of all rollouts between 0 and 1) end it; None allows any
     number. `after_each` is awaited with each whole group, to score it for example; what it returns stands in the
-    group's place: a group, several, or None for nothing. What it raises ends it. `on_done` is told of each trajectory
+    group's place: a group, several, or None for nothing. What it raises ends it.
+
+    With `refill`, further groups: where a group turns out to have no signal (fewer than two rewards, or all alike; in
+    what `after_each` made of it), the next one of `refill` is run in its place, at most `max_refills` in all. All that
+    was run is returned, a group without signal directly before the one in its place; the group metric `refill` is 1
+    for these and 0 for others. Inputs are started first; which groups are taken, and where they stand, depends on
+    their rewards only. Of a generator no more is asked for than is run, and it stays open: the next call can go on
+    with it (Yu et al. 2025, DAPO's dynamic sampling, arXiv 2503.14476).
+
+    `on_done` is told of each trajectory
     as it arrives. Progress goes to stderr under `pbar_desc`: a bar on a terminal, else a line every ten seconds; None
     shows nothing.
 
@@ -158,13 +182,23 @@ async def gather_trajectory_groups(
         DataError: a rollout gives something else than a trajectory.
         InfrastructureError: more failures than `max_exceptions`.
     """
-    refuse_unknown("gather_trajectory_groups", unknown)
+    refuse_unknown("gather_trajectory_groups", unknown, gather_trajectory_groups)
+    refills = Refills(refill, max_refills)
     limits = _Limits(max_concurrent, timeout_s, max_retries, max_exceptions)
     with Progress(pbar_desc) as progress:
         work = _Gathering(
-            groups, of_groups=True, limits=limits, after_each=after_each, on_done=on_done, progress=progress
+            groups,
+            of_groups=True,
+            limits=limits,
+            after_each=after_each,
+            on_done=on_done,
+            progress=progress,
+            refills=refills,
         )
         await work.run()
+    if refills.is_on:
+        lacking = [not slot.has_signal for slot in work.slots]
+        return arranged([slot.groups for slot in work.slots], lacking, num_inputs=work.num_inputs)
     return [group for slot in work.slots for group in slot.groups]
 
 
@@ -199,6 +233,8 @@ class _Slot:
     num_left: int
     members: list[Trajectory | TrajectoryGroup | None]
     groups: list[TrajectoryGroup] = field(default_factory=list)
+    is_settled: bool = False
+    has_signal: bool = True
 
     def whole(self) -> TrajectoryGroup:
         if self.pending is not None:
@@ -234,6 +270,7 @@ class _Gathering:
         after_each: AfterEach | None,
         on_done: Callable[[Trajectory], None],
         progress: Progress,
+        refills: Refills | None = None,
     ) -> None:
         if after_each is not None and not callable(after_each):
             raise ConfigError(f"after_each is a {type(after_each).__name__}; wanted a coroutine function")
@@ -246,6 +283,7 @@ class _Gathering:
         self._after_each = after_each
         self._on_done = on_done
         self._progress = progress
+        self._refills = refills or Refills(None, None)
         self._places: list[tuple[_Slot, int]] = []
         self._runs_once: list[Any] = []
         self._coroutines: set[int] = set()
@@ -254,12 +292,13 @@ class _Gathering:
         self._num_failed = 0
         self._all_known = False
         self.slots: list[_Slot] = []
+        self.num_inputs = 0
 
     async def run(self) -> None:
         try:
-            async with asyncio.TaskGroup() as self._scoring:
+            async with asyncio.TaskGroup() as self._scoring, aclosing(self._all_units()) as units:
                 await gather_rollouts(
-                    self._units(),
+                    units,
                     max_concurrency=self._limits.max_concurrent,
                     timeout_s=self._limits.timeout_s,
                     max_retries=self._limits.max_retries,
@@ -274,9 +313,20 @@ class _Gathering:
         finally:
             self._let_go()
 
-    def _units(self) -> Iterator[Callable[[], Awaitable[_Outcome]]]:
-        """Every rollout in order. An input is taken from the source when the first of its rollouts is asked for."""
-        for item in self._source:
+    async def _all_units(self) -> AsyncGenerator[Callable[[], Awaitable[_Outcome]]]:
+        """Every rollout in order, then those of refills as soon as it is known that there will be one."""
+        for unit in self._units(self._source):
+            yield unit
+        self.num_inputs = len(self.slots)
+        while refill := await self._refills.following(lambda: all(slot.is_settled for slot in self.slots)):
+            for unit in self._units(refill):
+                yield unit
+        self._all_known = True
+        self._check_failures()
+
+    def _units(self, items: Iterable[Any]) -> Iterator[Callable[[], Awaitable[_Outcome]]]:
+        """Every rollout of `items`. One is taken when the first of its rollouts is asked for."""
+        for item in items:
             pending = item if isinstance(item, PendingGroup) else None
             rollouts = [item] if pending is None else list(pending.rollouts)
             self._runs_once += [rollout for rollout in rollouts if not callable(rollout)]
@@ -291,8 +341,6 @@ class _Gathering:
             for position, rollout in enumerate(rollouts):
                 self._places.append((slot, position))
                 yield self._unit(len(self._places) - 1, rollout)
-        self._all_known = True
-        self._check_failures()
 
     def _unit(self, index: int, rollout: Any) -> Callable[[], Awaitable[_Outcome]]:
         wanted: type = Trajectory if self._places[index][0].pending or not self._of_groups else TrajectoryGroup
@@ -377,15 +425,17 @@ class _Gathering:
                 )
             scored = await scored
         slot.groups = [] if scored is None else [scored] if isinstance(scored, TrajectoryGroup) else list(scored)
+        slot.is_settled = True
+        slot.has_signal = self._refills.settle(slot.groups)
 
     def _let_go(self) -> None:
         """Close what was never run: Python reports coroutines that nobody awaited."""
         discard(self._runs_once)
         if isinstance(self._inputs, Generator):
             self._inputs.close()
-        elif isinstance(self._inputs, Collection):
-            for item in self._source:
-                discard(item.rollouts if isinstance(item, PendingGroup) else [item])
+        of_inputs = self._source if isinstance(self._inputs, Collection) else ()
+        for item in chain(of_inputs, self._refills.rest()):
+            discard(item.rollouts if isinstance(item, PendingGroup) else [item])
 
 
 def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -50,7 +50,7 @@ class Model:
         config: Mapping[str, Any] | None = None,
         **unknown: Any,
     ) -> None:
-        refuse_unknown("Model", unknown)
+        refuse_unknown("Model", unknown, Model)
         self.name = name
         self.project = project
         self.config = dict(config or {})
@@ -140,7 +140,7 @@ class TrainableModel(WithCheckpoints):
         config: Mapping[str, Any] | None = None,
         **unknown: Any,
     ) -> None:
-        refuse_unknown("TrainableModel", unknown)
+        refuse_unknown("TrainableModel", unknown, TrainableModel)
         check_name("name", name)
         check_name("project", project)
         self.name = name
@@ -288,7 +288,7 @@ class TrainableModel(WithCheckpoints):
             )
         if not report.metrics.get("step/skipped"):
             return TrainResult(report.step, report.metrics)
-        reason = skip_reason(scored)
+        reason = skip_reason(scored, report.metrics)
         if failures := error_counts(whole):
             reason += f" ({failures})"
         _logger.warning("model %s: no training step was made: %s", self.name, reason)

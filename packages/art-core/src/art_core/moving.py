@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, did_you_mean
 
 NAMES: dict[str, str] = {
     "LocalTrainResult": "train returns art_core.TrainResult",
@@ -67,6 +68,9 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "kl_penalty_coef": "use kl_coef, with kl_in='advantage'",
         "kl_penalty_reference_step": "use kl_reference",
         "loss_fn": "use loss",
+        "mask_truncated_completions": "use truncated='mask'",
+        "max_seq_length": "use max_row_tokens, with overlong='cut', 'drop' or 'mask'",
+        "max_sequence_length": "use max_row_tokens, with overlong='cut', 'drop' or 'mask'",
         "normalize_advantages": "use scale_rewards",
         "num_iterations": "use epochs",
         "save_checkpoint": "every step is a checkpoint; delete old ones with model.delete_checkpoints",
@@ -76,6 +80,23 @@ _OPTIONS: dict[str, dict[str, str]] = {
     "gather": {
         "max_metrics": "progress shows rollouts and failures only; leave it out",
         "pbar_total_completion_tokens": "leave it out; token counts are in trajectory.num_trained_tokens",
+    },
+    "config": {
+        "init_args": "use engine_args={'max_context_tokens': ...} for the longest sequence, and dtype",
+        "max_seq_length": "use engine_args={'max_context_tokens': ...}",
+        "peft_args": "use lora={'rank': ..., 'alpha': ..., 'target_modules': ...}",
+        "tinker_args": "leave it out; models are trained on machines of your own",
+    },
+    "engine": {
+        "max_model_len": "use max_context_tokens",
+        "max_num_seqs": "use max_concurrency",
+        "max_seq_length": "use max_context_tokens",
+    },
+    "lora": {"lora_alpha": "use alpha", "r": "use rank"},
+    "trainer": {
+        "learning_rate": "give it to model.train",
+        "max_grad_norm": "use grad_clip",
+        "max_seq_length": "use max_row_tokens in model.train",
     },
     "iterate_dataset": {"use_tqdm": "no progress is shown here; leave it out"},
     "log": {"trajectories": "give the groups as first argument"},
@@ -89,15 +110,17 @@ def hint(where: str, name: str) -> str | None:
     return _OPTIONS.get(where, {}).get(name)
 
 
-def refuse_unknown(where: str, unknown: Mapping[str, Any]) -> None:
-    """Refuse arguments that do not exist.
+def refuse_unknown(where: str, unknown: Mapping[str, Any], function: Callable[..., Any]) -> None:
+    """Refuse arguments that `function`, called `where`, does not have.
 
     Raises:
         ConfigError: there is one; the message names it, and what to write instead where that is known.
     """
+    known = [one.name for one in inspect.signature(function).parameters.values() if one.kind is not one.VAR_KEYWORD]
     for name in sorted(unknown):
         instead = hint(where, name)
-        raise ConfigError(f"{where} has no argument {name!r}" + (f": {instead}" if instead else ""))
+        meant = f": {instead}" if instead else did_you_mean(name, known)
+        raise ConfigError(f"{where} has no argument {name!r}{meant}")
 
 
 def missing_method(kind: str, name: str) -> AttributeError:

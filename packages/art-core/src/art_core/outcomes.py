@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 
-from art_core.advantage import has_signal
 from art_core.control import MetricRecord
 from art_core.errors import ConfigError
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
@@ -69,20 +68,29 @@ def named_metrics(split: str, *metrics: Mapping[str, float]) -> dict[str, float]
     return named
 
 
-def skip_reason(groups: Sequence[ScoredGroup]) -> str:
-    """Why `groups` teach nothing."""
+_REASONS = {
+    "groups/too_small": "{} of {total} groups have fewer than two trajectories that can be compared",
+    "trajectories/excluded": "{} trajectories failed and are excluded",
+    "trajectories/masked_truncated": "{} trajectories are masked because an answer ended at its token limit",
+    "trajectories/masked_overlong": "{} trajectories are masked because a row is longer than max_row_tokens",
+    "trajectories/dropped_truncated": "{} trajectories are dropped because an answer ended at its token limit",
+    "trajectories/dropped_overlong": "{} trajectories are dropped because a row is longer than max_row_tokens",
+    "rows/cut_untrained": "{} rows have no trained token in their first max_row_tokens tokens",
+    "trajectories/without_tokens": "{} trajectories have no trained token",
+}
+"""What the counters of a step say about why it has no row, in the order of telling."""
+
+
+def skip_reason(groups: Sequence[ScoredGroup], counters: Mapping[str, float]) -> str:
+    """Why `groups` teach nothing, from the `counters` that `training_rows` gave for them."""
     if not groups:
         return "there are no groups"
-    small = sum(len(group.members) < 2 for group in groups)
-    equal = sum(len(group.members) >= 2 and not has_signal(group.rewards) for group in groups)
-    excluded = sum(group.num_excluded for group in groups)
     reasons = []
-    if equal:
+    if equal := round(counters.get("groups/without_signal", 0)):
         reasons.append(f"in {equal} of {len(groups)} groups all rewards are equal{_tempered(groups)}")
-    if small:
-        reasons.append(f"{small} of {len(groups)} groups have fewer than two trajectories that can be compared")
-    if excluded:
-        reasons.append(f"{excluded} trajectories failed and are excluded")
+    for name, reason in _REASONS.items():
+        if count := round(counters.get(name, 0)):
+            reasons.append(reason.format(count, total=len(groups)))
     return "; ".join(reasons) or "no row has a trained token"
 
 

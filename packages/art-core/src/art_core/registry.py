@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, TypeVar
 
-from art_core.errors import ConfigError, MissingExtraError
+from art_core.errors import ConfigError, MissingExtraError, unknown_option
+from art_core.moving import hint
 from art_core.protocols import Engine, Judge, Trainer
 
 T = TypeVar("T")
@@ -96,4 +97,4 @@ def _imported(seam: str, name: str, module_name: str, install: str) -> ModuleTyp
 def _check_options(seam: str, name: str, given: Iterable[str], known: Iterable[str]) -> None:
     unknown = sorted(set(given) - set(known))
     if unknown:
-        raise ConfigError(f"{seam} {name!r} has no option {unknown[0]!r}; its options are {sorted(known)}")
+        raise unknown_option(f"{seam} {name!r}", unknown[0], known, instead=hint(seam, unknown[0]))

@@ -179,6 +179,10 @@ LossName = Literal["ppo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce", "sft"
 Aggregation = Literal["token", "trajectory", "row", "constant"]
 Correction = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask", "none"]
 KlEstimator = Literal["k1", "k3"]
+ScaleRewards = Literal["group", "batch", "none"]
+Baseline = Literal["mean", "leave_one_out"]
+Truncated = Literal["train", "mask", "drop"]
+Overlong = Literal["refuse", "cut", "drop", "mask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +192,7 @@ class LossDefaults:
     clip_low: float | None
     clip_high: float | None
     aggregation: Aggregation
-    scale_rewards: Literal["group", "none"] = "group"
+    scale_rewards: ScaleRewards = "group"
 
 
 LOSSES: Mapping[LossName, LossDefaults] = {

@@ -21,10 +21,9 @@ from langchain_openai import ChatOpenAI
 from pydantic import Field, PrivateAttr, SecretStr, ValidationError, model_validator
 
 from art_core import TrainableModel
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, did_you_mean
 from art_langgraph.answers import Joined, calls_apart, chat_result, extras, response_format, with_parsed, without_calls
 from art_langgraph.bound import BoundModel
-from art_langgraph.checks import did_you_mean
 from art_langgraph.connection import PLACEHOLDER, AsyncPlaceTransport, OfModel, OfUrl, Place, PlaceTransport
 from art_langgraph.convert import to_wire
 from art_langgraph.others import saw_history, watched_stream

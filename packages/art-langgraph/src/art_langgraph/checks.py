@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from art_core import TrainableModel, TrainConfig
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, did_you_mean
 from art_core.moving import hint
 from art_core.values import is_number
 from art_langgraph._rollout import Rollout
@@ -49,12 +48,6 @@ def check_options(options: Iterable[str], train: Callable[..., Any]) -> None:
         if hint("train", name) is None:
             instead = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, known)
             raise ConfigError(f"train has no option {name!r}{instead}; its options are {sorted(known)}")
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`: did you mean 'that'?`, or nothing where no name of `known` is like it."""
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f": did you mean {close[0]!r}?" if close else ""
 
 
 def check_tasks(name: str, tasks: Any, least: int = 1) -> None:

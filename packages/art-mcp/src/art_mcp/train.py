@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from art_core.canary import WeightSyncCanary
+from art_core.config import TrainConfig
 from art_core.errors import DataError, StorageError
 from art_core.loop import score, train_step, training_rows
 from art_core.protocols import Trainer
@@ -188,7 +189,8 @@ class _Run:
             for scenario in scenarios
         ]
         scored = await score(groups, RewardAsVerified())
-        rows, counters = training_rows(scored, policy_version=self.model.engine.policy_version)
+        config = TrainConfig(loss=settings.loss, learning_rate=settings.learning_rate, aggregation="token")
+        rows, counters = training_rows(scored, policy_version=self.model.engine.policy_version, config=config)
         usable = [trajectory for trajectory in trajectories if trajectory.error is None]
         sampled = sum(trajectory.num_trained_tokens for trajectory in usable)
         summary = {
@@ -201,7 +203,7 @@ class _Run:
             **counters,
         }
         cursor = {"phase": "train", "done": step}
-        metrics = await self._optimise(rows, self._objective(), cursor, extra=summary)
+        metrics = await self._optimise(rows, config.objective(), cursor, extra=summary)
         self.progress.advance(units=len(jobs) * _TRAINING_UNITS, items=0)
         too_small = int(counters["groups/too_small"])
         notes = [f"{too_small} groups with fewer than two scored attempts"] if too_small else []
@@ -237,9 +239,6 @@ class _Run:
         return metrics
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
-
-    def _objective(self) -> Objective:
-        return Objective(loss=self.settings.loss, learning_rate=self.settings.learning_rate, aggregation="token")
 
     def _scenarios_of(self, step: int) -> list[Scenario]:
         """The training scenarios of `step`.

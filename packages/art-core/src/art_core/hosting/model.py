@@ -143,13 +143,7 @@ class HostedModel:
             trainer = self._trainer
             assert trainer is not None, "aligned models have one"
             objective = self._objective(config)
-            rows, counters = await asyncio.to_thread(
-                training_rows,
-                scored,
-                policy_version=self.step,
-                scale_by_std=config.scale_rewards,
-                roles=config.roles,
-            )
+            rows, counters = await asyncio.to_thread(training_rows, scored, policy_version=self.step, config=config)
             on_progress(f"training step {self.step + 1} on {len(rows)} rows")
             self._running = asyncio.create_task(self._step(rows, objective, trainer, {**counters, **_summary(scored)}))
             try:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_core.canary import WeightSyncCanary
-from art_core.errors import ArtError, ConfigError
+from art_core.errors import ArtError, ConfigError, unknown_option
 from art_core.hosting.options import ModelOptions
+from art_core.moving import hint
 from art_core.protocols import Engine, Trainer
 from art_core.registry import open_engine, open_trainer
 from art_core.render import ChatRenderer, load_renderer
@@ -87,9 +88,8 @@ class Parts:
         given = dict(self.options.lora)
         unknown = sorted(set(given) - set(LoraConfig.__dataclass_fields__))
         if unknown:
-            raise ConfigError(
-                f"lora has no option {unknown[0]!r}; its options are {sorted(LoraConfig.__dataclass_fields__)}"
-            )
+            instead = hint("lora", unknown[0])
+            raise unknown_option("lora", unknown[0], LoraConfig.__dataclass_fields__, instead=instead)
         given.setdefault("alpha", 2.0 * given.get("rank", LoraConfig.rank))
         if "target_modules" in given:
             given["target_modules"] = tuple(given["target_modules"])

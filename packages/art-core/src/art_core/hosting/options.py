@@ -7,7 +7,8 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art_core.checkpoints.keeping import KeepCheckpoints
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, unknown_option
+from art_core.moving import hint
 from art_core.serve.guard import DEFAULT_MAX_BODY_BYTES
 
 _NOT_TRAINED = ("dtype", "num_threads", "engine_args", "keep_checkpoints")
@@ -29,7 +30,8 @@ class _Options(BaseModel):
             problem = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
-                raise ConfigError(f"{of} has no option {name!r}; its options are {sorted(cls.model_fields)}") from error
+                known = KeepCheckpoints.model_fields if name.startswith("keep_checkpoints.") else cls.model_fields
+                raise unknown_option(of, name, known, instead=hint("config", name)) from error
             raise ConfigError(f"{of}, option {name!r}: {problem['msg']}; got {problem['input']!r}") from error
 
 
