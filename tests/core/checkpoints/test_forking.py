@@ -38,7 +38,7 @@ async def continued(trained: Trained, name: str, step: int) -> dict[str, Any]:
         out.mkdir()
         trainer.save(out)
         assert trainer.step_count == step + 1
-        return load_file(out / "adapter_model.safetensors")
+        return dict(load_file(out / "adapter_model.safetensors"))
     finally:
         await trainer.aclose()
 

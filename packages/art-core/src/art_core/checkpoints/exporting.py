@@ -134,7 +134,7 @@ def _write_merged(checkpoint: Checkpoint, identity: dict[str, Any], folder: Path
         ) from error
     base = _base_folder(identity)
     adapter = read_adapter(checkpoint.path)
-    chosen = "auto" if dtype == "auto" else getattr(torch, dtype)
+    chosen: torch.dtype | Literal["auto"] = "auto" if dtype == "auto" else getattr(torch, dtype)
     model: Any = load_causal_lm(base, dtype=chosen, device=torch.device("cpu"))
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     check_fits(adapter, linears, source=str(checkpoint.path))
