@@ -196,7 +196,7 @@ def test_b039_the_systems_folder_for_temporary_files_may_be_on_another_disk(
         monkeypatch.setenv("TMPDIR", elsewhere)
         monkeypatch.setattr(tempfile, "tempdir", None)
         with RunStore(clerk(trained).folder) as store:
-            store.write(4, lambda folder: [shutil.copy(file, folder) for file in _files(trained)], {})
+            store.write(4, lambda folder: _copy_files(trained, folder), {})
         fork_run(clerk(trained), 4, trained.path, "shop", "branch")
         export_checkpoint(clerk(trained), 3, tmp_path / "out")
         assert list(Path(elsewhere).iterdir()) == []
@@ -204,6 +204,7 @@ def test_b039_the_systems_folder_for_temporary_files_may_be_on_another_disk(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
-def _files(trained: Trained) -> list[Path]:
-    folder = clerk(trained).folder / "checkpoints" / "step-0003"
-    return [path for path in folder.iterdir() if path.name != "state.json"]
+def _copy_files(trained: Trained, folder: Path) -> None:
+    for path in (clerk(trained).folder / "checkpoints" / "step-0003").iterdir():
+        if path.name != "state.json":
+            shutil.copy(path, folder)
