@@ -37,7 +37,7 @@ PAGES = sorted(
     {ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/*.md")}
 )
 OURS = ("art", "art-mcp", "art-ruler")
-NESTED = {("art", "runs")}
+NESTED = {("art", "runs"), ("art", "checkpoints")}
 """Subcommands that have subcommands."""
 _MARK = re.compile(r"<!--\s*test:\s*(.*?)\s*-->")
 _FENCE = re.compile(r"^\s*(`{3,}|~{3,})\s*([\w-]*)")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import resource
 import signal
@@ -26,7 +27,7 @@ from art_core.errors import (
 )
 from art_core.testing import write_tiny_model
 from art_core.trainers.native import NativeTrainer, NativeTrainerConfig
-from art_core.trainers.optimizer_state import OPTIMIZER_FILE
+from art_core.trainers.optimizer_state import OPTIMIZER_FILE, RandomState
 from art_core.types import Checkpoint, LossName, Objective, TokenSample
 from art_core.weights.lora import LoraConfig
 
@@ -364,15 +365,32 @@ async def test_a_new_process_goes_on_bit_for_bit(open_trainer: Open, tiny: Path,
     assert_identical(tmp_path / "three", out)
 
 
-async def test_restoring_brings_back_the_random_state(open_trainer: Open, tmp_path: Path) -> None:
-    trainer = open_trainer()
+def test_random_numbers_of_a_trainer_do_not_depend_on_what_else_the_process_draws() -> None:
+    one, same, other = RandomState(4), RandomState(4), RandomState(5)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
-        checkpoint = save(trainer, tmp_path / "checkpoint")
-        expected = torch.rand(3)
-        torch.manual_seed(5)
-        trainer.restore(checkpoint)
-        assert torch.equal(torch.rand(3), expected)
+        with one.used():
+            first = torch.rand(3)
+        torch.rand(7)
+        with one.used():
+            second = torch.rand(3)
+        outside = torch.get_rng_state()
+        with same.used():
+            assert torch.equal(torch.rand(6), torch.cat([first, second]))
+        with other.used():
+            assert not torch.equal(torch.rand(3), first)
+        assert torch.equal(torch.get_rng_state(), outside)
+    with contextlib.suppress(RuntimeError), one.used():  # as before, where it fails
+        torch.rand(3)
+        raise RuntimeError
+    assert torch.equal(one.state, same.state)
+
+
+async def test_restoring_brings_back_the_random_state(open_trainer: Open, tmp_path: Path) -> None:
+    first, second = open_trainer(), open_trainer(seed=1)
+    checkpoint = save(first, tmp_path / "first")
+    second.restore(checkpoint)
+    save(second, tmp_path / "second")
+    assert_identical(tmp_path / "first", tmp_path / "second")
 
 
 async def test_a_full_disk_is_an_error_of_the_store_that_says_what_to_do(open_trainer: Open, tmp_path: Path) -> None:

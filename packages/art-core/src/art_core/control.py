@@ -11,6 +11,7 @@
     POST   /api/models/{project}/{name}/log          LogRequest    -> {}
     GET    /api/models/{project}/{name}/metrics             -> MetricHistory
     POST   /api/models/{project}/{name}/checkpoints/delete   DeleteRequest -> ModelState
+    POST   /api/models/{project}/{name}/fork         ForkRequest   -> ModelState    of the new model
 
 The last line of a training is a `result` or an `error`. Every request carries `Authorization: Bearer <key>` where the
 server has a key. An error is an OpenAI error object whose `code` names the class in `art_core.errors` where it is one
@@ -35,10 +36,22 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Origin(_Body):
+    """Where a fork comes from: its first checkpoint is that of `model` (`project/name`) at `step`.
+
+    Without the `optimizer`, its first step began with fresh moments.
+    """
+
+    model: str
+    step: int
+    optimizer: bool = True
+
+
 class ModelState(_Body):
     """A registered model. `inference_name` is what a request's `model` says; it always means the newest step.
 
-    `supervised_updates` of its steps were made by `train_sft`.
+    `supervised_updates` of its steps were made by `train_sft`. `damaged` says of checkpoints that are not whole what is
+    wrong with them; they are not used.
     """
 
     project: str
@@ -49,6 +62,8 @@ class ModelState(_Body):
     checkpoint_steps: list[int]
     folder: str
     supervised_updates: int = 0
+    damaged: list[str] = Field(default_factory=list)
+    forked_from: Origin | None = None
 
 
 class RegisterRequest(_Body):
@@ -150,6 +165,15 @@ class MetricHistory(_Body):
 
 
 class DeleteRequest(_Body):
-    """Delete all checkpoints but the newest and those in `keep`."""
+    """Delete all checkpoints but the newest, those in `keep`, and those that are being served or read."""
 
     keep: list[int]
+
+
+class ForkRequest(_Body):
+    """Make the model `name` (of `project`, or of the same) from the checkpoint of `step`, or the newest."""
+
+    name: str
+    project: str | None = None
+    step: int | None = None
+    optimizer: bool = True

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.capturing import NO_KEY, served_model
+from art_core.checkpoints.of_model import WithCheckpoints
 from art_core.claims import attach_exchanges, attach_known_exchanges
 from art_core.config import TrainConfig
 from art_core.control import ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
 from art_core.lines import step_figures
 from art_core.moving import missing_method, refuse_unknown
-from art_core.outcomes import best_step, error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
+from art_core.outcomes import error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
 from art_core.progress import lines_now_and_then
 from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
@@ -134,7 +135,7 @@ class _Registered:
     sync_transport: ModelTransport
 
 
-class TrainableModel:
+class TrainableModel(WithCheckpoints):
     """A model that a backend serves and trains. Its name is unique in its project.
 
     `base_model` says which weights it begins with; `config` holds options for its engine and trainer. Everything but
@@ -180,6 +181,8 @@ class TrainableModel:
 
         request = RegisterRequest(project=self.project, name=self.name, base_model=self.base_model, config=self.config)
         state = await backend.register(request)
+        for problem in state.damaged:
+            _logger.warning("model %s goes on from step %d: its checkpoint of %s", self.name, state.step, problem)
         served = served_model(backend, self.project, self.name)
         self._registered = _Registered(
             backend,
@@ -406,23 +409,6 @@ class TrainableModel:
             versions = (e.policy_version for group in whole for t in group for e in t.exchanges)
             step = max(versions, default=None)
         await backend.log(self.project, self.name, whole, split=split, step=step, metrics=named)
-
-    async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> list[int]:
-        """Delete all checkpoints but the newest and the one with the highest `best_checkpoint_metric`.
-
-        Returns the steps whose checkpoints are left.
-
-        Raises:
-            ConfigError: no checkpoint has a value of that metric; nothing was deleted.
-        """
-        backend = self.backend()
-        state = await backend.state(self.project, self.name)
-        if not state.checkpoint_steps:
-            return []
-        records = await backend.logged_metrics(self.project, self.name)
-        best = best_step(records, best_checkpoint_metric, state.checkpoint_steps)
-        after = await backend.delete_checkpoints(self.project, self.name, keep=[best])
-        return after.checkpoint_steps
 
 
 def _whole_groups(groups: Any, *, allow_trajectories: bool = False) -> list[TrajectoryGroup]:

@@ -42,7 +42,7 @@ _METHODS: dict[str, str] = {
     "write_state": "keep state of your own in a file of your own; model.get_step() says how far training is",
 }
 
-_OF_TRAINABLE = ("backend", "delete_checkpoints", "get_step", "log", "register", "train", "train_sft")
+_OF_TRAINABLE = ("backend", "delete_checkpoints", "fork", "get_step", "log", "register", "train", "train_sft")
 _ONLY_TRAINABLE = (
     "only a TrainableModel has a backend, steps and a run folder; log what another model did with that one's "
     "model.log(groups, split='val/<name>')"

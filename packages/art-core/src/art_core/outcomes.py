@@ -161,8 +161,8 @@ def error_counts(groups: Iterable[TrajectoryGroup]) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in kinds.most_common())
 
 
-def best_step(records: Sequence[MetricRecord], metric: str, steps: Iterable[int]) -> int:
-    """The one of `steps` with the highest mean of the logged values of `metric`; of equal ones the newest.
+def best_step(records: Sequence[MetricRecord], metric: str, steps: Iterable[int], *, lowest: bool = False) -> int:
+    """The one of `steps` with the highest (or lowest) mean of the logged values of `metric`; of equal ones the newest.
 
     Values that are not finite do not count.
 
@@ -182,4 +182,5 @@ def best_step(records: Sequence[MetricRecord], metric: str, steps: Iterable[int]
             f"deleted; logged are {known or 'no metrics at all'}: await model.log(groups, split='val') at each step, "
             "or name another metric"
         )
-    return max(values, key=lambda step: (sum(values[step]) / len(values[step]), step))
+    sign = -1.0 if lowest else 1.0
+    return max(values, key=lambda step: (sign * sum(values[step]) / len(values[step]), step))

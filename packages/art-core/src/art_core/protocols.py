@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from art_core.config import TrainConfig
-from art_core.control import MetricRecord, ModelState, RegisterRequest, SftRequest
+from art_core.control import ForkRequest, MetricRecord, ModelState, RegisterRequest, SftRequest
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Checkpoint, Exchange, Objective, Sampling, StepReport, TokenChunk, TokenSample
 
@@ -212,7 +212,16 @@ class Backend(Protocol):
         ...
 
     async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
-        """Delete all checkpoints but the newest and those whose step is in `keep`."""
+        """Delete all checkpoints but the newest, those whose step is in `keep`, and those that are served or read."""
+        ...
+
+    async def fork(self, project: str, name: str, request: ForkRequest) -> ModelState:
+        """Make a new model from a checkpoint of this one, and begin to serve it. The same fork again finds it as it is.
+
+        Raises:
+            ConfigError: there is a model of that name already, which is not this fork.
+            DataError: no such checkpoint.
+        """
         ...
 
     async def close(self) -> None:

@@ -6,33 +6,37 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import fcntl
-import hashlib
 import json
 import logging
 import os
-import re
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from art_core.errors import DataError, RunLockedError, StorageError
+from art_core.errors import DataError, RunLockedError
 from art_core.protocols import Trainer
+from art_core.saved import (
+    STATE_FILE,
+    STEP_NAME,
+    checkpoint_fault,
+    delete,
+    digest,
+    explained,
+    read_cursor,
+    remove,
+    step_name,
+    sync,
+)
 from art_core.types import Checkpoint
 
 _log = logging.getLogger(__name__)
-_STATE = "state.json"
-STEP_NAME = re.compile(r"step-(\d{4,})")
 _BLOCK_BYTES = 1 << 20
+_LOOK_S = 0.2
+"""Whoever looks whether a folder is in use has its lock for an instant; who opens it waits so long."""
 T = TypeVar("T")
-
-
-def step_name(step: int) -> str:
-    """The name of what belongs to `step`, which `STEP_NAME` reads: `step-0003`."""
-    return f"step-{step:04d}"
 
 
 class RunStore:
@@ -40,12 +44,13 @@ class RunStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.faults: dict[int, str] = {}  # steps whose checkpoint was found not to be whole, and why
         self._repaired: set[str] = set()
-        with _explained(folder, "open the run folder"):
+        with explained(folder, "open the run folder"):
             (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(folder)
             for torn in (folder / "checkpoints").glob(".tmp-*"):
-                shutil.rmtree(torn)
+                remove(torn)
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +76,7 @@ class RunStore:
         except (TypeError, ValueError) as error:
             raise DataError(f"a record for {kind}.jsonl cannot be written as JSON: {error}") from error
         path = self._log_path(kind)
-        with _explained(path, "append to"), path.open("ab", buffering=0) as file:
+        with explained(path, "append to"), path.open("ab", buffering=0) as file:
             before = file.tell()
             data = line.encode(errors="backslashreplace")  # turns a lone surrogate into its JSON escape
             written = 0
@@ -99,29 +104,33 @@ class RunStore:
             DataError: the cursor holds something JSON cannot; nothing was written.
             StorageError: the disk is full or the folder not writable; there is no checkpoint of this step.
         """
+        return self.write(trainer.step_count, trainer.save, cursor)
+
+    def write(self, step: int, save: Callable[[Path], None], cursor: dict[str, Any]) -> Checkpoint:
+        """As `commit`, of the files that `save` writes into the folder it is given."""
         try:
             json.dumps(cursor, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise DataError(f"the cursor of a checkpoint cannot be written as JSON: {error}") from error
-        step = trainer.step_count
         target = self.checkpoint_path(step)
         staging = target.parent / f".tmp-{target.name}"
-        with _explained(target, "write the checkpoint"):
+        with explained(target, "write the checkpoint"):
             try:
                 staging.mkdir()
-                trainer.save(staging)
-                files = {path.name: _digest(path) for path in sorted(staging.iterdir())}
+                save(staging)
+                files = {path.name: digest(path) for path in sorted(staging.iterdir())}
                 state = {"step": step, "cursor": cursor, "files": files}
-                (staging / _STATE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n")
+                (staging / STATE_FILE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n")
                 for path in staging.iterdir():
-                    _sync(path)
+                    sync(path)
                 if target.exists():  # debris of an earlier attempt: a whole checkpoint would have been continued from
-                    shutil.rmtree(target)
+                    remove(target)
                 staging.rename(target)
-                _sync(target.parent)
+                sync(target.parent)
             except BaseException:
                 shutil.rmtree(staging, ignore_errors=True)
                 raise
+        self.faults.pop(step, None)
         return Checkpoint(step, target)
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -132,8 +141,9 @@ class RunStore:
         """Whole checkpoints, newest first; each is checked when its turn comes, which reads its files."""
         named = [(STEP_NAME.fullmatch(path.name), path) for path in (self.folder / "checkpoints").iterdir()]
         for step, path in sorted(((int(name[1]), path) for name, path in named if name), reverse=True):
-            fault = _fault(path, step=step)
+            fault = checkpoint_fault(Checkpoint(step, path))
             if fault:
+                self.faults[step] = fault
                 _log.warning("skipping checkpoint %s: %s", path, fault)
             else:
                 yield Checkpoint(step, path)
@@ -148,26 +158,29 @@ class RunStore:
         Raises:
             StorageError: the checkpoint is not whole.
         """
-        fault = _fault(checkpoint.path, step=checkpoint.step)
-        if fault:
-            raise StorageError(f"checkpoint {checkpoint.path}: {fault}; use another step or start a new run")
-        cursor: dict[str, Any] = json.loads((checkpoint.path / _STATE).read_text())["cursor"]
-        return cursor
+        return read_cursor(checkpoint)
 
-    def prune(self, keep: Collection[int]) -> None:
-        """Delete all checkpoints but the newest whole one and those whose step is in `keep`."""
+    def prune(self, keep: Collection[int]) -> list[int]:
+        """Delete all checkpoints but the newest whole one and those whose step is in `keep`, and say which they were.
+
+        What somebody reads (see `held`) is left. Killed meanwhile, each is there as it was, or is gone.
+        """
         newest = self.latest()
-        for path in (self.folder / "checkpoints").iterdir():
+        deleted = []
+        for path in sorted((self.folder / "checkpoints").iterdir()):
             name = STEP_NAME.fullmatch(path.name)
             if name and newest and path != newest.path and int(name[1]) not in keep:
-                with _explained(path, "delete"):
-                    shutil.rmtree(path)
+                with explained(path, "delete"):
+                    if delete(path):
+                        deleted.append(int(name[1]))
+                        self.faults.pop(int(name[1]), None)
+        return deleted
 
     def _log_path(self, kind: str) -> Path:
         """The file of the log `kind`, without the record that a killed process left unfinished at its end."""
         path = self.folder / f"{kind}.jsonl"
         if kind not in self._repaired and path.exists():
-            with _explained(path, "repair"):
+            with explained(path, "repair"):
                 drop_torn_tail(path)
         self._repaired.add(kind)
         return path
@@ -189,7 +202,7 @@ def read_records(
         DataError: a line is no record, or `parse` refused it with a ValueError; the message begins with `file:line`.
         StorageError: the log cannot be read.
     """
-    with _explained(path, "read"), path.open("rb") as file:
+    with explained(path, "read"), path.open("rb") as file:
         file.seek(start)
         offset = start
         for line in file:
@@ -220,31 +233,41 @@ def _line_number(path: Path, offset: int) -> int:
     return number
 
 
-@contextlib.contextmanager
-def _explained(path: Path, action: str) -> Iterator[None]:
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        hint = "; free some space and run the same command again" if error.errno == errno.ENOSPC else ""
-        raise StorageError(f"could not {action} {path}: {error.strerror or error}{hint}") from error
-
-
 def _take_lock(folder: Path) -> int | None:
     """Lock `folder` for this process. The kernel releases the lock when the process ends, however it ends."""
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(descriptor)
-        raise RunLockedError(
-            f"{folder} is in use by process {holder}; wait for it to end, or give another output folder"
-        ) from error
+    deadline = time.monotonic() + _LOOK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError as error:
+            if time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise RunLockedError(
+                f"{folder} is in use by process {holder}; wait for it to end, or give another output folder"
+            ) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
     return descriptor
+
+
+def run_is_open(folder: Path) -> bool:
+    """Whether some process has the run in `folder` open, which serves or trains it then."""
+    try:
+        descriptor = os.open(folder / ".lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def drop_torn_tail(log: Path) -> None:
@@ -263,37 +286,9 @@ def drop_torn_tail(log: Path) -> None:
             file.truncate(whole)
 
 
-def _digest(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"size_bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _fault(path: Path, *, step: int) -> str | None:
-    """Why the folder `path` is not the whole checkpoint of `step`; None if it is."""
-    try:
-        state = json.loads((path / _STATE).read_text())
-        files: dict[str, dict[str, Any]] = state["files"]
-        if state["step"] != step:
-            return f"its {_STATE} says step {state['step']}"
-        for name, wanted in files.items():
-            if _digest(path / name) != wanted:
-                return f"{name} is not the file that was saved"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"not whole ({type(error).__name__}: {error})"
-    return None
-
-
 def checkpoint_faults(folder: Path) -> dict[int, str]:
     """What is wrong with the checkpoints of the run folder `folder` that are not whole, by step. Takes no lock."""
     path = folder / "checkpoints"
     named = [(STEP_NAME.fullmatch(entry.name), entry) for entry in path.iterdir()] if path.is_dir() else []
-    faults = {int(name[1]): _fault(entry, step=int(name[1])) for name, entry in named if name}
+    faults = {int(name[1]): checkpoint_fault(Checkpoint(int(name[1]), entry)) for name, entry in named if name}
     return {step: fault for step, fault in faults.items() if fault}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from art_core.config import TrainConfig
 from art_core.control import (
     DeleteRequest,
     ExchangeList,
+    ForkRequest,
     GroupBody,
     LogRequest,
     LookupRequest,
@@ -187,6 +188,10 @@ class HttpBackend(abc.ABC):
         """See `Backend.delete_checkpoints`."""
         body = DeleteRequest(keep=list(keep))
         return await self._ask_within(None, "POST", f"{_model(project, name)}/checkpoints/delete", body, ModelState)
+
+    async def fork(self, project: str, name: str, request: ForkRequest) -> ModelState:
+        """See `Backend.fork`. Waits as long as loading the weights takes."""
+        return await self._ask_within(None, "POST", f"{_model(project, name)}/fork", request, ModelState)
 
     async def _ask(self, method: str, path: str, body: BaseModel | None, kind: type[_Answer]) -> _Answer:
         """One request and its answer, within the backend's `timeout_s`."""

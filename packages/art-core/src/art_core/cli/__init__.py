@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from art_core.cli import doctor, export, runs, selftest, serve
+from art_core.cli import checkpoints, doctor, export, runs, selftest, serve
 from art_core.one_line import one_line_errors
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app.command(
     context_settings={"allow_extra_args": True},  # to say how a model is given
 )(serve.serve)
 app.add_typer(runs.app)
+app.add_typer(checkpoints.app)
 app.command(epilog=export.EPILOG, short_help="Write the trajectories of a run to one file.")(export.export)
 app.command(epilog=doctor.EPILOG, short_help="Say what is wrong with this machine, or with a run.")(doctor.doctor)
 app.command(epilog=selftest.EPILOG, short_help="Show that weights are trained, served, and learn.")(selftest.selftest)

@@ -37,7 +37,7 @@ def list_runs(context: typer.Context, path: PathOption = DEFAULT_PATH, as_json: 
         return
     summaries = runs(path)
     if as_json:
-        _print_json([_run_data(summary) for summary in summaries])
+        print_json([_run_data(summary) for summary in summaries])
         return
     _list_foreign(path)
     rows = [
@@ -54,7 +54,7 @@ def list_runs(context: typer.Context, path: PathOption = DEFAULT_PATH, as_json: 
         if not summary.fault
     ]
     if rows:
-        _print_table(["model", "base model", "step", "trajectories", "reward (newest)", "size", "updated"], rows)
+        print_table(["model", "base model", "step", "trajectories", "reward (newest)", "size", "updated"], rows)
     for summary in summaries:
         if summary.fault:
             typer.echo(f"{summary.project}/{summary.name} is damaged: {summary.fault}", err=True)
@@ -77,7 +77,7 @@ def show(
     if trajectory is not None:
         stored = chosen.find(trajectory, split=split, step=step)
         if as_json:
-            _print_json(stored.as_record())
+            print_json(stored.as_record())
         else:
             from art_core.cli.conversation import print_trajectory
 
@@ -102,7 +102,7 @@ def _show_run(chosen: Run, split: str | None, as_json: bool) -> None:
             for one in steps
         ]
         training = [{"step": report.step, "metrics": report.metrics} for report in chosen.steps()]
-        _print_json({**_run_data(summary), "logged": data, "steps": training})
+        print_json({**_run_data(summary), "logged": data, "steps": training})
         return
     checkpoints = ", ".join(str(step) for step in summary.checkpoint_steps) or "none"
     typer.echo(f"{summary.project}/{summary.name}  {summary.base_model}  step {summary.step}  {summary.folder}")
@@ -122,13 +122,13 @@ def _show_run(chosen: Run, split: str | None, as_json: bool) -> None:
     if not rows:
         typer.echo("nothing was logged" + (f" for split {split}" if split else ""))
         return
-    _print_table(_COLUMNS, rows)
+    print_table(_COLUMNS, rows)
 
 
 def _show_step(chosen: Run, step: int, split: str | None, as_json: bool) -> None:
     stored = chosen.stored(split, step)
     if as_json:
-        _print_json([_trajectory_data(one) for one in stored])
+        print_json([_trajectory_data(one) for one in stored])
         return
     for summary in chosen.summaries(step):
         if split in (None, summary.split):
@@ -180,11 +180,13 @@ def _list_foreign(path: Path) -> None:
             typer.echo(f"not listed: {folder} is {kind}", err=True)
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
+    """`value` on standard output."""
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def _print_table(columns: Iterable[str], rows: Iterable[list[str]]) -> None:
+def print_table(columns: Iterable[str], rows: Iterable[list[str]]) -> None:
+    """A table that fits the terminal; whole lines where nobody looks."""
     from rich import box
     from rich.table import Table
 

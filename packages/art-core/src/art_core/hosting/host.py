@@ -13,17 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from art_core.checkpoints.forking import fork_run
+from art_core.checkpoints.listing import logged_metrics
 from art_core.config import TrainConfig
-from art_core.control import MetricRecord, ModelState, RegisterRequest, SftRequest
+from art_core.control import ForkRequest, MetricRecord, ModelState, RegisterRequest, SftRequest
 from art_core.errors import ArtError, ConfigError, DataError, ModelNotFoundError, StorageError, UnknownTrajectoryError
+from art_core.hosting.door import HostedBy, open_model
 from art_core.hosting.exchanges import open_trajectory_ids
-from art_core.hosting.model import HostedBy, HostedModel, open_model
+from art_core.hosting.model import HostedModel
 from art_core.hosting.options import HostOptions
 from art_core.hosting.pinned import PinnedEngines
 from art_core.hosting.record import ModelRecord
 from art_core.hosting.watch import AtStep
 from art_core.registry import check_adapters, check_sinks
-from art_core.runs import Run
 from art_core.runs.reader import run_folders
 from art_core.serve.metrics import ServerMetrics
 from art_core.serve.served import Served
@@ -263,15 +265,23 @@ class ModelHost:
     async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:
         """See `Backend.logged_metrics`."""
         model = await self._model(project, name)
-        return await asyncio.to_thread(_logged_metrics, model.run)
+        return await asyncio.to_thread(logged_metrics, model.run)
 
     async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState:
         """See `Backend.delete_checkpoints`."""
         model = await self._model(project, name)
         await model.delete_checkpoints(keep)
-        left = {(model.name, step) for step in [0, *model.state().checkpoint_steps]}
-        await self._pinned.close(lambda key: key not in left and isinstance(key, tuple) and key[0] == model.name)
         return model.state()
+
+    async def fork(self, project: str, name: str, request: ForkRequest) -> ModelState:
+        """See `Backend.fork`."""
+        source = await self._model(project, name)
+        new = request.project or project, request.name
+        await asyncio.to_thread(fork_run, source.run, request.step, self.folder, *new, optimizer=request.optimizer)
+        options = source.record.options.model_dump()
+        return await self.register(
+            RegisterRequest(project=new[0], name=new[1], base_model=source.record.base_model, config=options)
+        )
 
     # -- trajectories ------------------------------------------------------------------------------------------------
 
@@ -428,8 +438,3 @@ def _step_number(name: str, step: str) -> int:
             param="model",
         )  # fmt: skip
     return int(step)
-
-
-def _logged_metrics(run: Run) -> list[MetricRecord]:
-    """What was given to `log`, under its full names, in order."""
-    return [MetricRecord(step=line.step, metrics=line.named_metrics()) for line in run.log_lines()]

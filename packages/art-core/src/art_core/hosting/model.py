@@ -8,18 +8,16 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from art_core.canary import WeightSyncCanary
+from art_core.checkpoints.pruning import keep_only
 from art_core.config import TrainConfig
 from art_core.control import ModelState, SftRequest
 from art_core.doctor import Watch, rollout_counts
-from art_core.errors import ConfigError, DataError, RunLockedError
+from art_core.errors import ConfigError, DataError
 from art_core.hosting.exchanges import ExchangeLog
 from art_core.hosting.opening import Parts
-from art_core.hosting.options import HostOptions
 from art_core.hosting.record import ModelRecord
 from art_core.hosting.shown import open_feed
 from art_core.hosting.watch import WatchedEngine
@@ -28,6 +26,7 @@ from art_core.outcomes import rollout_metrics
 from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
 from art_core.runs import ModelRun
+from art_core.saved import held
 from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
 from art_core.sft.preparing import prepared
@@ -40,21 +39,10 @@ from art_core.types import Checkpoint, Objective, StepReport, TokenSample
 _logger = logging.getLogger(__name__)
 
 _SFT = "supervised training"
-_LOCK_WAIT_S = 5.0
-"""A server whose parent was killed needs a moment to end; a new one waits so long for its folder."""
-
-
-@dataclass(frozen=True)
-class HostedBy:
-    """What models have in common: the adapters and the options of their host."""
-
-    engine: str
-    trainer: str
-    options: HostOptions
 
 
 class HostedModel:
-    """Made by `open_model`, which holds the run folder's lock until `close`.
+    """Made by `art_core.hosting.door`, which holds the run folder's lock until `close`.
 
     Steps are made one at a time, in the order in which they were asked for. Whenever trainer, engine and the newest
     checkpoint do not stand at the same step (a failed or cancelled step, an engine that broke), they are put there
@@ -74,6 +62,7 @@ class HostedModel:
         self._turn = asyncio.Lock()
         self._checkpoints: dict[int, Checkpoint] = {}
         self._num_supervised = 0
+        self._references: set[int] = set()  # steps that the newest step was kept near: the next will be as well
         self._renderer: ChatRenderer
         self._canary: WeightSyncCanary
         self._watch: Watch
@@ -105,6 +94,8 @@ class HostedModel:
             checkpoint_steps=sorted(self._checkpoints),
             folder=str(self.store.folder),
             supervised_updates=self._num_supervised,
+            damaged=[f"step {step}: {fault}" for step, fault in sorted(self.store.faults.items())],
+            forked_from=self.record.forked_from,
         )
 
     def served(self, engine: Engine | None = None, **fields: Any) -> Served:
@@ -223,14 +214,21 @@ class HostedModel:
                     f"keep names step {unknown[0]}, of which {self.name!r} has no checkpoint; "
                     f"there are {sorted(self._checkpoints)}"
                 )
-            await asyncio.to_thread(self.store.prune, keep)
-            kept = {self.step, *keep}
-            self._checkpoints = {step: kept_ for step, kept_ in self._checkpoints.items() if step in kept}
+            try:
+                await asyncio.to_thread(self.store.prune, {*keep, *self._references})
+            finally:
+                self._forget_deleted()
 
     async def open_engine_at(self, step: int) -> WatchedEngine:
-        """Another engine, for an older step."""
-        engine = await self._parts.open_engine(self._checkpoints[step] if step else None)
-        return WatchedEngine(engine, asyncio.Event(), remedy=lambda: "send the call again")
+        """Another engine, for an older step, whose checkpoint is not deleted while it is open."""
+        self.check_step(step)
+        checkpoint = self._checkpoints[step] if step else None
+        with contextlib.ExitStack() as stack:
+            if checkpoint is not None:
+                await asyncio.to_thread(stack.enter_context, held(checkpoint))
+            engine = await self._parts.open_engine(checkpoint)
+            release = stack.pop_all().close
+        return WatchedEngine(engine, asyncio.Event(), remedy=lambda: "send the call again", on_close=release)
 
     def check_step(self, step: int) -> None:
         """Refuse a step that cannot be served.
@@ -287,11 +285,17 @@ class HostedModel:
         )
         if report.step > self.step:
             self._checkpoints[report.step] = Checkpoint(report.step, self.store.checkpoint_path(report.step))
+            if (policy := self.record.options.keep_checkpoints) is not None:
+                await asyncio.to_thread(keep_only, policy, self.run, list(self._checkpoints), also=self._references)
+                self._forget_deleted()
         metrics = {**counters, **report.metrics, **self.feed.metrics(), "time/step_s": time.monotonic() - started}
         report = StepReport(report.step, metrics)
         self.run.log_step(report)
         self.feed.wake()
         return self._watch.observed(report, log_as=self.name)
+
+    def _forget_deleted(self) -> None:
+        self._checkpoints = {step: one for step, one in self._checkpoints.items() if one.path.exists()}
 
     def _objective(self, config: TrainConfig) -> Objective:
         if not config.kl_reference:
@@ -301,6 +305,7 @@ class HostedModel:
                 f"kl_reference names step {config.kl_reference}, of which {self.name!r} has no checkpoint; there are "
                 f"{[0, *sorted(self._checkpoints)]} (0 is the untrained model)"
             )
+        self._references = {config.kl_reference}
         return config.objective(self._checkpoints[config.kl_reference].path)
 
     async def _whole(self, task: asyncio.Task[StepReport], trainer: Trainer) -> StepReport:
@@ -372,61 +377,6 @@ class HostedModel:
 
     def _remedy(self) -> str:
         return f"register {self.name!r} again to go on from step {self.step}"
-
-
-async def open_model(
-    folder: Path, project: str, name: str, base_model: str, config: dict[str, Any], *, host: HostedBy
-) -> HostedModel:
-    """The model in `folder`, new or at its newest checkpoint, checked by the canary.
-
-    Raises:
-        ConfigError: it was registered with another base model or other options.
-        ModelNotFoundError: no such weights.
-        RunLockedError: another process has it open.
-    """
-    options = host.options.of_model(config)
-    record = ModelRecord.read(folder)
-    if record is not None:
-        record.check_same(base_model, options, trained_only=True)
-    parts = await Parts.resolve(base_model, options, engine=host.engine, trainer=host.trainer)
-    if record is not None:
-        record.check_weights(parts.source.sha256, host.trainer)
-    else:
-        record = ModelRecord(
-            project=project,
-            name=name,
-            base_model=base_model,
-            sha256=parts.source.sha256,
-            trainer=host.trainer,
-            options=options,
-            created=int(time.time()),
-        )
-    async with contextlib.AsyncExitStack() as stack:
-        store = await _locked(folder)
-        stack.callback(store.close)
-        log = await asyncio.to_thread(
-            ExchangeLog,
-            folder,
-            max_bytes=host.options.exchange_log_bytes,
-            max_records=host.options.exchange_log_records,
-        )
-        model = HostedModel(record.model_copy(update={"options": options}), parts, store, log)
-        stack.push_async_callback(model.close)
-        await model.start()
-        model.record.write(folder)
-        stack.pop_all()
-    return model
-
-
-async def _locked(folder: Path) -> RunStore:
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
-            return RunStore(folder)
-        except RunLockedError:
-            if time.monotonic() >= deadline:
-                raise
-            await asyncio.sleep(0.1)
 
 
 def _scored(groups: Sequence[TrajectoryGroup], name: str) -> list[ScoredGroup]:

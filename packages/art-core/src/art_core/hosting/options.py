@@ -6,12 +6,13 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from art_core.checkpoints.keeping import KeepCheckpoints
 from art_core.errors import ConfigError, unknown_option
 from art_core.moving import hint
 from art_core.registry import check_sinks
 from art_core.serve.guard import DEFAULT_MAX_BODY_BYTES
 
-_NOT_TRAINED = ("dtype", "num_threads", "engine_args", "sinks")
+_NOT_TRAINED = ("dtype", "num_threads", "engine_args", "sinks", "keep_checkpoints")
 
 
 class _Options(BaseModel):
@@ -30,7 +31,8 @@ class _Options(BaseModel):
             problem = error.errors(include_url=False)[0]
             name = ".".join(str(part) for part in problem["loc"])
             if problem["type"] == "extra_forbidden":
-                raise unknown_option(of, name, cls.model_fields, instead=hint("config", name)) from error
+                known = KeepCheckpoints.model_fields if name.startswith("keep_checkpoints.") else cls.model_fields
+                raise unknown_option(of, name, known, instead=hint("config", name)) from error
             raise ConfigError(f"{of}, option {name!r}: {problem['msg']}; got {problem['input']!r}") from error
 
 
@@ -40,7 +42,8 @@ class ModelOptions(_Options):
     `dtype`, `num_threads`: for engine and trainer both. `seed`: where the adapter starts. `lora`: `rank` (16), `alpha`
     (twice the rank), `target_modules`. `engine_args` and `trainer_args` go to the config class of the engine and the
     trainer that the host was opened with, which refuse what they do not know. `sinks`: where metrics are shown besides
-    the run folder, "tensorboard" or "wandb" or both.
+    the run folder, "tensorboard" or "wandb" or both. `keep_checkpoints`: which of them stay after each step (`last`,
+    `best`, `lowest`, `every`: see `art_core.checkpoints.keeping`); None keeps all.
     """
 
     dtype: str = "auto"
@@ -50,6 +53,7 @@ class ModelOptions(_Options):
     engine_args: dict[str, Any] = Field(default_factory=dict)
     trainer_args: dict[str, Any] = Field(default_factory=dict)
     sinks: list[str] = Field(default_factory=list)
+    keep_checkpoints: KeepCheckpoints | None = None
 
     def differences(self, other: ModelOptions, *, trained_only: bool = False) -> list[str]:
         """Where the two differ, in words. `trained_only` leaves out what a run may change between two starts."""

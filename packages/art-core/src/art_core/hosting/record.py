@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from art_core.control import Origin
 from art_core.errors import ConfigError, StorageError
 from art_core.hosting.options import ModelOptions
 from art_core.runs.reader import MODEL_FILE
@@ -24,6 +25,7 @@ class ModelRecord(BaseModel):
     trainer: str
     options: ModelOptions
     created: int
+    forked_from: Origin | None = None
 
     @property
     def inference_name(self) -> str:

@@ -18,11 +18,20 @@ class WatchedEngine:
     """Satisfies `Engine` by the engine within it.
 
     A load clears `ready`; whoever asked for it sets it again when the weights are checked. `ended` tells that the
-    engine has said of itself that it is closed or broken; what `remedy` gives is then told to whoever calls.
+    engine has said of itself that it is closed or broken; what `remedy` gives is then told to whoever calls. `on_close`
+    is called when it is closed or has ended, possibly more than once.
     """
 
-    def __init__(self, inner: Engine, ready: asyncio.Event, *, remedy: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        inner: Engine,
+        ready: asyncio.Event,
+        *,
+        remedy: Callable[[], str],
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         self._inner = inner
+        self._on_close = on_close
         self._remedy = remedy
         self._ready = ready
         self.ended = False
@@ -45,7 +54,7 @@ class WatchedEngine:
                 async for chunk in chunks:
                     yield chunk
         except EngineClosedError as error:
-            self.ended = True
+            self._end()
             raise EngineClosedError(f"{error}; {self._remedy()}") from error
         finally:
             self.num_active -= 1
@@ -56,12 +65,19 @@ class WatchedEngine:
         try:
             await self._inner.load(checkpoint)
         except EngineClosedError:
-            self.ended = True
+            self._end()
             raise
 
     async def aclose(self) -> None:
         self.ended = True
-        await self._inner.aclose()
+        try:
+            await self._inner.aclose()
+        finally:
+            self._on_close()
+
+    def _end(self) -> None:
+        self.ended = True
+        self._on_close()
 
 
 class AtStep:

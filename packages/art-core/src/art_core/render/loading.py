@@ -57,6 +57,11 @@ def load_renderer(model_folder: Path | str, *, model_id: str | None = None) -> C
     return LibraryRenderer.load(folder, model_id=model_id, template=template)
 
 
+def has_chat_template(model_folder: Path) -> bool:
+    """Whether the model in `model_folder` says itself how conversations are written."""
+    return _chat_template(model_folder) is not None
+
+
 def _chat_template(folder: Path) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from art_core.errors import DataError, StorageError
 from art_core.runs.records import LogLine, StepSummary, StoredTrajectory, Tally, in_groups, step_report
-from art_core.storage import STEP_NAME, read_records
+from art_core.saved import STEP_NAME
+from art_core.storage import read_records
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Exchange, StepReport
 

@@ -11,7 +11,8 @@ from typing import Any, SupportsFloat
 from art_core.errors import ConfigError, DataError, StorageError
 from art_core.runs.reader import Run
 from art_core.runs.records import GroupInfo, LogLine, StoredTrajectory, Tally
-from art_core.storage import RunStore, step_name
+from art_core.saved import step_name
+from art_core.storage import RunStore
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import StepReport
 from art_core.values import check_name

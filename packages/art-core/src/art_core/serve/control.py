@@ -17,6 +17,7 @@ from art_core.config import TrainConfig
 from art_core.control import (
     DeleteRequest,
     ExchangeList,
+    ForkRequest,
     GroupBody,
     LogRequest,
     LookupRequest,
@@ -105,6 +106,8 @@ class Control(Protocol):
 
     async def delete_checkpoints(self, project: str, name: str, *, keep: Sequence[int]) -> ModelState: ...
 
+    async def fork(self, project: str, name: str, request: ForkRequest) -> ModelState: ...
+
     def metrics_text(self) -> bytes:
         """What Prometheus reads."""
         ...
@@ -171,6 +174,9 @@ def add_control(app: Starlette, control: Control, *, closing: asyncio.Event, pro
         body = await _body(request, DeleteRequest)
         return _json(await control.delete_checkpoints(*_model(request), keep=body.keep))
 
+    async def fork(request: Request) -> Response:
+        return _json(await control.fork(*_model(request), await _body(request, ForkRequest)))
+
     async def metrics(_: Request) -> Response:
         return Response(control.metrics_text(), media_type=CONTENT_TYPE)
 
@@ -186,6 +192,7 @@ def add_control(app: Starlette, control: Control, *, closing: asyncio.Event, pro
     route("POST", f"{model}/log", log)
     route("GET", f"{model}/metrics", logged_metrics)
     route("POST", f"{model}/checkpoints/delete", delete_checkpoints)
+    route("POST", f"{model}/fork", fork)
     route("GET", "/metrics", metrics)
 
 

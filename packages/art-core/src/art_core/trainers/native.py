@@ -32,7 +32,7 @@ from art_core.trainers.aggregation import minibatches
 from art_core.trainers.batch import TokenBatch, pack
 from art_core.trainers.gradient import KnownRow, UpdateSums, accumulate_gradient, row_logprobs, shaped_advantages
 from art_core.trainers.memory import DEFAULT_ACTIVATION_BYTES
-from art_core.trainers.optimizer_state import apply_optimizer, read_optimizer, write_optimizer
+from art_core.trainers.optimizer_state import RandomState, apply_optimizer, read_optimizer, write_optimizer
 from art_core.trainers.policy import LoraPolicy, plain_row
 from art_core.trainers.shift import PolicyShift
 from art_core.trainers.snapshot import Snapshot
@@ -133,6 +133,7 @@ class NativeTrainer:
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(), betas=config.betas, weight_decay=config.weight_decay
         )
+        self._random = RandomState(config.seed)
         self._step_count = 0
         self._worker = ThreadPoolExecutor(
             max_workers=1,
@@ -148,7 +149,12 @@ class NativeTrainer:
 
     async def step(self, rows: Sequence[TokenSample], objective: Objective) -> StepReport:
         guard = _StepGuard()
-        return await self._in_worker(lambda: self._step(tuple(rows), objective, guard), guard)
+
+        def work() -> StepReport:
+            with self._random.used():
+                return self._step(tuple(rows), objective, guard)
+
+        return await self._in_worker(work, guard)
 
     async def logprobs(self, token_ids: Sequence[int], *, num_completion: int) -> list[float]:
         if not 0 < num_completion < len(token_ids):
@@ -321,7 +327,7 @@ class NativeTrainer:
     def _save(self, folder: Path) -> None:
         try:
             write_adapter(folder, self._config.lora, self._policy.layers, base_model=self._config.base_model)
-            write_optimizer(folder, self._optimizer, self._parameters, step_count=self._step_count)
+            write_optimizer(folder, self._optimizer, self._parameters, step_count=self._step_count, random=self._random)
         except SafetensorError as error:  # what the library makes of a full disk
             raise StorageError(
                 f"could not save step {self._step_count} into {folder}: {error}; free some space and run again"
@@ -337,7 +343,7 @@ class NativeTrainer:
                 f"{checkpoint.step}; its files are not of one checkpoint"
             )
         self._policy.set_factors(adapter.factors)
-        apply_optimizer(state, self._optimizer, self._parameters)
+        apply_optimizer(state, self._optimizer, self._parameters, self._random)
         self._step_count = state.step_count
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,33 @@ class OptimizerState:
     rng_state: Tensor
 
 
+class RandomState:
+    """torch's random numbers on the CPU for one trainer: from `seed` on, whatever else the process draws.
+
+    torch begins with a seed of its own in each process, so that what is drawn there differs after a restart.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.state = torch.Generator().manual_seed(seed).get_state()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """What is drawn inside is drawn from this state, which stays as it was where an error leaves it."""
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.state)
+            yield
+            self.state = torch.get_rng_state()
+
+
 def write_optimizer(
-    folder: Path, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], *, step_count: int
+    folder: Path,
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    *,
+    step_count: int,
+    random: RandomState,
 ) -> None:
-    """Store the state of `optimizer`, an AdamW over `parameters`, and torch's CPU random state in `folder`."""
+    """Store the state of `optimizer`, an AdamW over `parameters`, and `random` in `folder`."""
     tensors: dict[str, Tensor] = {
         f"{name}.{kind}": optimizer.state[parameter][kind].cpu().contiguous()
         for name, parameter in parameters.items()
@@ -39,7 +63,7 @@ def write_optimizer(
         for kind in _MOMENTS
     }
     tensors[_STEP_COUNT] = torch.tensor(step_count)
-    tensors[_RNG_STATE] = torch.get_rng_state()
+    tensors[_RNG_STATE] = random.state
     save_file(tensors, folder / OPTIMIZER_FILE)
 
 
@@ -77,10 +101,23 @@ def read_optimizer(folder: Path, parameters: Mapping[str, nn.Parameter]) -> Opti
     return OptimizerState(int(step_count), moments, rng_state)
 
 
+def forget_moments(folder: Path) -> None:
+    """Make the stored optimiser one that has never updated anything. Step count and random state stay."""
+    path = folder / OPTIMIZER_FILE
+    try:
+        tensors = load_file(path)
+        save_file({key: tensor for key, tensor in tensors.items() if key in (_STEP_COUNT, _RNG_STATE)}, path)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{path}: the optimiser state cannot be rewritten ({error})") from error
+
+
 def apply_optimizer(
-    state: OptimizerState, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+    state: OptimizerState,
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    random: RandomState,
 ) -> None:
-    """Put `state` in the place of whatever `optimizer` holds, and set torch's CPU random state."""
+    """Put `state` in the place of whatever `optimizer` and `random` hold."""
     optimizer.state.clear()
     for name, kinds in state.moments.items():
         parameter = parameters[name]
@@ -88,4 +125,4 @@ def apply_optimizer(
             kind: tensor if kind == "step" else tensor.to(parameter.device) for kind, tensor in kinds.items()
         }
         optimizer.state[parameter] = entry
-    torch.set_rng_state(state.rng_state)
+    random.state = state.rng_state

@@ -35,8 +35,8 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def load_causal_lm(folder: Path, *, dtype: torch.dtype, device: torch.device) -> nn.Module:
-    """The model stored in `folder`, in evaluation mode (no dropout), frozen.
+def load_causal_lm(folder: Path, *, dtype: torch.dtype | Literal["auto"], device: torch.device) -> nn.Module:
+    """The model stored in `folder`, in evaluation mode (no dropout), frozen; `dtype` "auto" is the one it has there.
 
     Raises:
         ModelNotFoundError: `folder` holds no model that transformers can load.
