@@ -15,7 +15,14 @@ TRUNCATED_SHARE = 0.3
 TRUNCATED_PROBLEM_SHARE = 0.8
 LEAST = 8
 """A share of fewer trajectories, rows or completions is chance."""
-_DROPPED = ("rows/dropped", "rows/cut", "rows/masked", "rows/overlong_dropped", "rows/overlong_cut")
+_DROPPED = {
+    "trajectories/dropped_truncated": "trajectories/total",
+    "trajectories/dropped_overlong": "trajectories/total",
+    "trajectories/masked_truncated": "trajectories/total",
+    "trajectories/masked_overlong": "trajectories/total",
+    "rows/cut": "train/rows",
+}
+"""What options of the step leave out, and of what it is a part."""
 
 
 def empty_masks(history: RunHistory) -> Finding | None:
@@ -43,25 +50,24 @@ def empty_masks(history: RunHistory) -> Finding | None:
 
 
 def rows_dropped(history: RunHistory) -> Finding | None:
-    """Rows that were dropped or cut, as too long for instance."""
-    rows = ("train/rows",)
+    """Trajectories that were dropped or masked, and rows that were cut, as too long for instance."""
     hits = [
         hit
-        for name in _DROPPED
-        for hit in pooled(history.steps, (name,), rows, at_least=DROPPED_SHARE, least_whole=1)
+        for name, whole in _DROPPED.items()
+        for hit in pooled(history.steps, (name,), (whole,), at_least=DROPPED_SHARE, least_whole=1)
         if hit.part > 0
     ]
     if not hits:
         return None
     last = hits[-1].step.metrics
-    counts = ", ".join(f"{name} {last[name]:.0f}" for name in _DROPPED if last.get(name))
+    counts = ", ".join(f"{name} {last[name]:.0f} of {last[of]:.0f}" for name, of in _DROPPED.items() if last.get(name))
     steps = [step for step in history.steps if any(step is hit.step for hit in hits)]
     return finding(
         "rows-dropped",
         "warning",
         steps,
         history.steps,
-        f"of {last.get('train/rows', 0.0):.0f} rows: {counts}",
+        counts,
         "Shorten the rollouts (fewer turns, a smaller max_tokens), or allow longer rows: what is cut is not learned",
     )
 

@@ -77,23 +77,23 @@ def prepare(
         except DataError as error:
             faults.append(f"{example.source}: {error}")
             continue
-        counts["turns_in_history_form"] += sum(answer.in_history_form for answer in answers)
-        counts["turns_without_end"] += sum(not answer.has_end for answer in answers)
-        counts["turns_without_reasoning"] += sum(not answer.says_reasoning for answer in answers)
+        counts["sft/turns_in_history_form"] += sum(answer.in_history_form for answer in answers)
+        counts["sft/turns_without_end"] += sum(not answer.has_end for answer in answers)
+        counts["sft/turns_without_reasoning"] += sum(not answer.says_reasoning for answer in answers)
         longest = max((len(row.token_ids) for row in rows), default=0)
         if longest > limit:
             overlong.append(f"{example.source} has {longest}")
             if config.overlong == "cut":
-                counts["rows_cut"] += sum(len(row.token_ids) > limit for row in rows)
+                counts["sft/rows_cut"] += sum(len(row.token_ids) > limit for row in rows)
                 rows = [cut for row in rows if (cut := _cut(row, limit)).num_trained]
             else:
                 rows = []
-            counts["overlong_skipped"] += not rows
+            counts["sft/overlong_skipped"] += not rows
         elif not rows:
-            counts["examples_without_answer"] += 1
+            counts["sft/examples_without_answer"] += 1
         if rows:
             kept.append(tuple(rows))
-            counts["forks"] += len(rows) - 1
+            counts["sft/forks"] += len(rows) - 1
     refuse_faulty(faults, len(examples), what)
     if overlong and config.overlong == "refuse":
         shown = ", ".join(overlong[:5]) + (", ..." if len(overlong) > 5 else "")
@@ -103,7 +103,7 @@ def prepare(
         )
     if not kept:
         raise DataError(f"none of the {len(examples)} {what} can be trained on: all are longer than {limit} tokens")
-    counted = {f"sft/{name}": float(counts[name]) for name in _COUNTED}
+    counted = {name: float(counts[name]) for name in _COUNTED}
     rows = [row for rows_of_one in kept for row in rows_of_one]
     keys = Counter(tuple((row.token_ids, row.trained) for row in one) for one in kept)
     counted |= {
@@ -117,8 +117,8 @@ def prepare(
 
 
 _COUNTED = (
-    *("overlong_skipped", "rows_cut", "forks", "examples_without_answer"),
-    *("turns_in_history_form", "turns_without_end", "turns_without_reasoning"),
+    *("sft/overlong_skipped", "sft/rows_cut", "sft/forks", "sft/examples_without_answer"),
+    *("sft/turns_in_history_form", "sft/turns_without_end", "sft/turns_without_reasoning"),
 )
 
 
