@@ -111,7 +111,7 @@ def test_options_that_exclude_each_other_are_refused(options: dict[str, Any], me
         ({"kl_coef": -0.1}, "kl_coef is -0.1"),
         ({"kl_coef": 0.1, "kl_reference": -1}, "kl_reference is -1; wanted the step of a checkpoint"),
         ({"kl_coef": 0.1, "kl_reference": "base"}, "kl_reference is 'base'; wanted the step of a checkpoint"),
-        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"learning_rate": 0.0}, "learning_rate is 0, with which nothing is learned"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"clip_low": 1.0}, "clip_low is 1.0; wanted a number between 0 and 1"),
         ({"aggregation": "constant", "constant_length": 0}, "constant_length is 0"),

@@ -31,11 +31,11 @@ async def test_a_batch_after_which_it_was_killed_is_not_made_again(say: Any) -> 
         class Killed(BaseException):
             pass
 
-        async def train(*args: Any) -> Any:
-            await art.TrainableModel.train(model, *args)
+        async def train(*args: Any, **options: Any) -> Any:
+            await art.TrainableModel.train(model, *args, **options)
             raise Killed
 
-        model.train = train  # type: ignore[assignment]
+        model.train = train  # type: ignore[method-assign]
         with pytest.raises(Killed):
             await art_langgraph.train(model, attempt_with(model), ["a", "b", "c"], steps=3, **QUIET)
         del model.train

@@ -293,7 +293,7 @@ async def test_metrics_keep_their_full_names(open_server: Open, base_model: str,
 
 
 async def test_a_run_folder_in_use_is_refused(open_server: Open, base_model: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("art_core.hosting.model._LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("art_core.hosting.door._LOCK_WAIT_S", 0.1)
     _, backend = await open_server()
     await register(backend, base_model)
     _, other = await open_server()

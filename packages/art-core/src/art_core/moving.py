@@ -33,6 +33,7 @@ NAMES: dict[str, str] = {
 """Attributes of the package."""
 
 _METHODS: dict[str, str] = {
+    "_experimental_fork_checkpoint": 'new = await model.fork("new", step=7), of a model that is registered',
     "litellm_completion_params": "give litellm model=f'hosted_vllm/{model.get_inference_name()}', "
     "api_base=model.inference_base_url and api_key=model.inference_api_key",
     "merge_state": "keep state of your own in a file of your own; model.get_step() says how far training is",

@@ -33,6 +33,7 @@ from art_core.control import (
     TrainRequest,
 )
 from art_core.errors import ArtError, BackendError, ConfigError, DataError
+from art_core.moving import missing_method
 from art_core.threads import in_thread
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import Exchange, StepReport
@@ -58,6 +59,9 @@ class HttpBackend(abc.ABC):
         self._timeout_s = timeout_s
         self._client: httpx2.AsyncClient | None = None
         self._closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_method(type(self).__name__, name)
 
     @property
     @abc.abstractmethod
