@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import math
 from random import Random
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.advantage import group_advantages, has_signal, step_advantages
-from art_core.errors import DataError
+from art_core.errors import ConfigError, DataError
 from art_core.samples import to_samples
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Baseline, Exchange, RolloutError, Sampling, ScaleRewards
@@ -265,3 +265,12 @@ def test_rewards_beyond_what_a_float_can_compare_are_refused_and_give_no_silent_
         for scale in get_args(ScaleRewards):
             with pytest.raises(DataError, match="too far apart"):
                 group_advantages(rewards, scale_rewards=scale)
+
+
+def test_words_of_options_are_checked_and_booleans_mean_the_group_or_nothing() -> None:
+    assert group_advantages([0.0, 2.0], scale_rewards=False) == [-1.0, 1.0]
+    assert group_advantages([0.0, 2.0], scale_rewards=True) == group_advantages([0.0, 2.0])
+    wrong: Any
+    for name, wrong in (("scale_rewards", "std"), ("baseline", "loo")):
+        with pytest.raises(ConfigError, match=f"{name} is '{wrong}'; wanted one of"):
+            group_advantages([0.0, 2.0], **{name: wrong})

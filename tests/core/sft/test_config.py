@@ -30,7 +30,7 @@ from art_core.sft_config import SftConfig
         ({"train_on": "first"}, "train_on is 'first'; wanted one of 'all', 'last'"),
         ({"peak_lr": 1.0}, "train_sft has no option 'peak_lr': use learning_rate; its options are"),
         ({"schedule_type": "linear"}, "no option 'schedule_type': use schedule"),
-        ({"lerning_rate": 1.0}, "no option 'lerning_rate'; its options are ['learning_rate', 'epochs'"),
+        ({"lerning_rate": 1.0}, "no option 'lerning_rate': did you mean 'learning_rate'"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum, isfinite, ulp
+from typing import get_args
 
-from art_core.errors import DataError
+from art_core.errors import ConfigError, DataError
 from art_core.types import Baseline, ScaleRewards
 
 _MINIMUM_SPREAD = 1e-6
@@ -14,7 +15,7 @@ _MINIMUM_SPREAD = 1e-6
 def step_advantages(
     groups: Sequence[Sequence[float]],
     *,
-    scale_rewards: ScaleRewards = "group",
+    scale_rewards: bool | ScaleRewards = "group",
     baseline: Baseline = "mean",
     epsilon: float = 1e-6,
 ) -> list[list[float]]:
@@ -28,8 +29,17 @@ def step_advantages(
     2503.20783). In each case the advantages of a group sum to zero, and a group of one has an advantage of 0.
 
     Raises:
+        ConfigError: another word than these; True is `group`, and False is `none`.
         DataError: a deviation is beyond what a float holds.
     """
+    if isinstance(scale_rewards, bool):
+        scale_rewards = "group" if scale_rewards else "none"
+    for name, given, words in (
+        ("scale_rewards", scale_rewards, get_args(ScaleRewards)),
+        ("baseline", baseline, get_args(Baseline)),
+    ):
+        if given not in words:
+            raise ConfigError(f"{name} is {given!r}; wanted one of {', '.join(map(repr, words))}")
     centred = [_centred(rewards, baseline) for rewards in groups]
     deviations = [_deviation(rewards, values) for rewards, values in zip(groups, centred, strict=True)]
     if scale_rewards == "none":
@@ -49,7 +59,7 @@ def step_advantages(
 def group_advantages(
     rewards: Sequence[float],
     *,
-    scale_rewards: ScaleRewards = "group",
+    scale_rewards: bool | ScaleRewards = "group",
     baseline: Baseline = "mean",
     epsilon: float = 1e-6,
 ) -> list[float]:

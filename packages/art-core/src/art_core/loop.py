@@ -32,7 +32,7 @@ async def train_step(
     canary: WeightSyncCanary,
     cursor: dict[str, Any],
 ) -> StepReport:
-    """One optimiser step on `rows`, committed with `cursor`, loaded into the engine and checked there.
+    """One step on `rows`, committed with `cursor`, loaded into the engine and checked there.
 
     Without a trained token there is nothing to learn from: weights stay untouched, no checkpoint is made, and the
     report says `step/skipped`.

@@ -71,11 +71,11 @@ class Trainer(Protocol):
 
     @property
     def step_count(self) -> int:
-        """Optimiser steps made so far; 0 for the untrained policy."""
+        """Steps made so far; 0 for the untrained policy."""
         ...
 
     async def step(self, rows: Sequence[TokenSample], objective: Objective) -> StepReport:
-        """Make exactly one optimiser step on all `rows`, however they are split into micro-batches.
+        """Make exactly one step on all `rows`: the optimiser updates that `objective` says, all of them or none.
 
         The report's `step` is the new `step_count`.
 

@@ -285,6 +285,11 @@ def _zero_faults(numbers: ZeroNumbers, tolerance: float) -> list[str]:
             f"learning rate 0: the trainer's log-probabilities moved by {numbers.trainer_drift:.3g} nats; wanted at "
             f"most {DRIFT:g}: something else than the optimiser changes the weights"
         )
+    if not numbers.same_tokens:
+        faults.append(
+            "learning rate 0: with the same seed the engine samples other tokens than before: loading a checkpoint changes "
+            "what is served"
+        )
     if numbers.engine_drift > tolerance:
         faults.append(
             f"learning rate 0: the engine's log-probabilities moved by {numbers.engine_drift:.3g} nats; wanted at most "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, unknown_option
 from art_core.moving import hint
 from art_core.values import is_number
 
@@ -88,7 +88,5 @@ class SftConfig:
         names = [field.name for field in dataclasses.fields(cls)]
         unknown = sorted(set(options) - set(names))
         if unknown:
-            instead = hint("train_sft", unknown[0])
-            meant = f": {instead}" if instead else ""
-            raise ConfigError(f"train_sft has no option {unknown[0]!r}{meant}; its options are {names}")
+            raise unknown_option("train_sft", unknown[0], names, instead=hint("train_sft", unknown[0]))
         return dataclasses.replace(config or cls(), **options)

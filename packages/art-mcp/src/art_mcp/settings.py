@@ -42,6 +42,8 @@ class RunSettings(BaseModel):
     groups_per_step: int = Field(default=6, ge=1)
     group_size: int = Field(default=4, ge=2)
     loss: Literal["ppo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce"] = "ppo"
+    aggregation: Literal["token", "trajectory", "row"] | None = None
+    """None is the loss's own, see docs/training.md."""
     learning_rate: float = Field(default=5e-4, gt=0)
     rank: int = Field(default=16, ge=1)
 

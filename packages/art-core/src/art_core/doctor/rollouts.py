@@ -96,6 +96,7 @@ def _failures(members: Sequence[Trajectory]) -> dict[str, float]:
         "trajectories/unscored": silent + len(judged),
         "trajectories/failed": len(errors) - len(judged),
         **{f"errors/{kind}": count for kind, count in kinds.most_common(_KINDS)},
+        **({"errors/other": rest} if (rest := sum(count for _, count in kinds.most_common()[_KINDS:])) else {}),
     }
 
 

@@ -299,6 +299,7 @@ class HostedModel:
 
     def _objective(self, config: TrainConfig) -> Objective:
         if not config.kl_reference:
+            self._references = set()
             return config.objective()
         if config.kl_reference not in self._checkpoints:
             raise ConfigError(
