@@ -287,7 +287,7 @@ def _zero_faults(numbers: ZeroNumbers, tolerance: float) -> list[str]:
         )
     if not numbers.same_tokens:
         faults.append(
-            "learning rate 0: with the same seed the engine samples other tokens than before: loading a checkpoint changes "
+            "learning rate 0: with the same seed the engine samples other tokens than before: loading changes "
             "what is served"
         )
     if numbers.engine_drift > tolerance:
