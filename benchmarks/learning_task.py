@@ -42,7 +42,7 @@ MISSING = "no such item"
 Habits = dict[str, float]
 CLERKS: dict[str, Habits] = {
     "good": {"finds": 1.0, "right_tool": 1.0, "right_answer": 1.0},
-    "bad": {"finds": 0.4, "right_tool": 0.45, "right_answer": 0.85},
+    "bad": {"finds": 0.3, "right_tool": 0.65, "right_answer": 0.75},
 }
 """How often the clerks of the demonstrations do the right thing, where there is something to do wrong."""
 
@@ -129,8 +129,11 @@ async def attempt(model: art.TrainableModel, client: Any, task: Task, seed: str)
 
 
 def demonstration(draw: random.Random, habits: Habits) -> list[dict[str, Any]]:
-    """A conversation of a clerk in a shop of its own, about an item of the training tasks."""
-    shop, task = Shop.drawn(draw), draw.choice(TRAIN)
+    """A conversation of a clerk in a shop of its own, where everything has another number and price than in `SHOP`.
+
+    Its items have all the names there are: a model that never saw a colour before a thing does not copy the pair.
+    """
+    shop, task = Shop.drawn(draw), Task(draw.choice(ITEMS), draw.choice(list(QUESTIONS)), draw.random() < 0.5)
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": task.question(shop)},

@@ -18,7 +18,8 @@ def run(seed: int, *successes: float, steps_to_target: int | None = None) -> dic
         {"step": 4 * number, "success": success, "ci95": [max(0.0, success - 0.1), min(1.0, success + 0.1)]}
         for number, success in enumerate(successes)
     ]
-    return {"seed": seed, "points": points, "steps_to_target": steps_to_target, "minutes": 2.0 + seed, "clip_share": 0.25}
+    minutes = 2.0 + seed
+    return {"seed": seed, "points": points, "steps_to_target": steps_to_target, "minutes": minutes, "clip_share": 0.25}
 
 
 REPORT: dict[str, Any] = {
