@@ -82,8 +82,7 @@ def curve(report: dict[str, Any]) -> str:
     parts.append(f'<text x="{LEFT + wide / 2:.1f}" y="{HEIGHT - 8}" text-anchor="middle">training step</text>')
     target = report["target"]
     parts.append(line([(0, target), (report["steps"], target)], 'stroke="#868e96" stroke-dasharray="6 4"'))
-    x, y = at(0, target).split(",")
-    parts.append(f'<text x="{float(x) + 6}" y="{float(y) - 6:.1f}">target {target:g}</text>')
+    parts.append(f'<text x="{LEFT + 6}" y="{TOP + high * (1 - target) - 6:.1f}">target {target:g}</text>')
     for number, (record, colour) in enumerate(zip(report["losses"], COLOURS, strict=False)):
         by_step: dict[int, list[float]] = {}
         for run in record["runs"]:
