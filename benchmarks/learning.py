@@ -47,7 +47,7 @@ TARGET, START_AT_MOST = 0.9, 0.4
 EVERY = 4
 """Steps between measurements on held-out tasks."""
 GROUP_SIZE, GROUPS_PER_STEP, CONCURRENCY = 8, 8, 32
-COMMON: dict[str, Any] = {"learning_rate": 8e-4, "minibatches": 4}
+COMMON: dict[str, Any] = {"learning_rate": 1.2e-3, "minibatches": 4}
 OPTIONS: dict[str, dict[str, Any]] = {  # 4 updates per step, so that ratios and clips have something to do
     "ppo": COMMON,
     "cispo": COMMON,
@@ -163,7 +163,9 @@ async def train(backend: art.LocalBackend, base: Path, run: Run, clock: Clock) -
                 max_concurrent=CONCURRENCY,
                 pbar_desc=None,
             )
-            result = await model.train(groups, loss=loss, **run.settings["options"])
+            options = dict(run.settings["options"])
+            options["learning_rate"] *= 1 - number / steps  # falls to 0, so that the end is not noise
+            result = await model.train(groups, loss=loss, **options)
             run.metrics[number + 1] = result.metrics
             rewards = [member.reward for group in groups for member in group if member.reward is not None]
             clock.line(f"{model.name} step {number + 1:3}: reward {statistics.mean(rewards):.2f}", units=1)
@@ -294,7 +296,7 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=_seeds, default="0,1,2")
     parser.add_argument("--steps", type=int, default=32, help="training steps of each run")
     parser.add_argument("--model", default="small", help="small (made on the spot), smollm2-135m or a folder")
-    parser.add_argument("--taught", type=int, nargs=2, default=(150, 80), help="updates of the start's teaching")
+    parser.add_argument("--taught", type=int, nargs=2, default=(300, 80), help="updates of the start's teaching")
     parser.add_argument("--out", type=Path, default=Path("runs/learning"), help="folder of everything; gone on with")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of lines")
     sys.exit(asyncio.run(main(parser.parse_args())))
