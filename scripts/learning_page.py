@@ -22,9 +22,11 @@ WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 380, 56, 20, 20, 48
 
 
 def estimate(record: dict[str, Any]) -> str:
-    """A share and its 95 % interval."""
+    """A share and its 95 % interval, where one is known: a mean over a single seed has none."""
     low, high = record["ci95"]
-    return f"{record['success']:.2f} [{low:.2f}, {high:.2f}]"
+    if (low, high) == (0.0, 1.0):
+        return f"{record['success']:.3f}"
+    return f"{record['success']:.3f} [{low:.2f}, {high:.2f}]"
 
 
 def options(record: dict[str, Any]) -> str:
@@ -37,15 +39,15 @@ def figures(report: dict[str, Any]) -> str:
         f"Measured on {report['date']} on {report['machine']}, {report['minutes']:.0f} minutes in all: "
         f"{report['steps']} steps of {report['groups_per_step']} groups of {report['group_size']}.",
         "",
-        "| loss | options | success before | after | steps to the target | minutes per run |",
-        "|---|---|---|---|---|---|",
+        "| loss | options | success before | after | after / target | steps to the target | minutes per run |",
+        "|---|---|---|---|---|---|---|",
     ]
     for record in report["losses"]:
         steps = ", ".join(str(run["steps_to_target"] or "not reached") for run in record["runs"])
         minutes = mean(run["minutes"] for run in record["runs"])
         lines.append(
             f"| `{record['loss']}` | {options(record)} | {estimate(record['start'])} | {estimate(record['final'])} | "
-            f"{steps} | {minutes:.1f} |"
+            f"{record['final']['success'] / report['target']:.3f} | {steps} | {minutes:.1f} |"
         )
     lines += ["", "| loss | seed | before | after | share of tokens clipped |", "|---|---|---|---|---|"]
     for record in report["losses"]:

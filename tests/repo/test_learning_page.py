@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scripts.learning_page import curve, figures, page
+from scripts.learning_page import curve, estimate, figures, page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -35,7 +35,7 @@ REPORT: dict[str, Any] = {
             "loss": "ppo",
             "options": {"learning_rate": 0.002, "minibatches": 4},
             "start": {"success": 0.25, "ci95": [0.2, 0.3]},
-            "final": {"success": 0.95, "ci95": [0.9, 1.0]},
+            "final": {"success": 0.895, "ci95": [0.79, 1.0]},
             "runs": [run(0, 0.2, 0.6, 1.0, steps_to_target=8), run(1, 0.3, 0.5, 0.89)],
         }
     ],
@@ -52,12 +52,17 @@ def test_page_shows_the_figures_that_are_kept_beside_it() -> None:
 def test_figures_have_a_row_for_each_loss_and_each_run() -> None:
     rows = figures(REPORT).split("\n")
     assert rows[4] == (
-        "| `ppo` | learning_rate 0.002, minibatches 4 | 0.25 [0.20, 0.30] | 0.95 [0.90, 1.00] | 8, not reached | 2.5 |"
+        "| `ppo` | learning_rate 0.002, minibatches 4 | 0.250 [0.20, 0.30] | 0.895 [0.79, 1.00] | 0.994 | "
+        "8, not reached | 2.5 |"
     )
     assert rows[-2:] == [
-        "| `ppo` | 0 | 0.20 [0.10, 0.30] | 1.00 [0.90, 1.00] | 0.250 |",
-        "| `ppo` | 1 | 0.30 [0.20, 0.40] | 0.89 [0.79, 0.99] | 0.250 |",
+        "| `ppo` | 0 | 0.200 [0.10, 0.30] | 1.000 [0.90, 1.00] | 0.250 |",
+        "| `ppo` | 1 | 0.300 [0.20, 0.40] | 0.890 [0.79, 0.99] | 0.250 |",
     ]
+
+
+def test_a_mean_over_one_seed_is_shown_without_an_interval() -> None:
+    assert estimate({"success": 0.8958, "ci95": [0.0, 1.0]}) == "0.896"
 
 
 def test_curve_goes_up_where_success_does() -> None:
