@@ -9,7 +9,7 @@ second with what the first returned. An attempt succeeds, reward 1, when the ans
 its reward is 0. The agent is a plain loop around an `openai` client and never helps the model: no grammar, no example,
 nothing repaired. Items are split into those of the training tasks and those of the held-out tasks before anything else.
 
-The model: `small`, a Llama of half a million parameters made on the spot, is first taught by plain supervised training
+The model: `small`, a Llama of 0.4 million parameters made on the spot, is first taught by plain supervised training
 of all its weights: by a good clerk to speak and copy, then by a bad one, who makes up numbers and takes wrong tools
 (`CLERKS` in learning_task.py). That is the start of every run. Another name or folder (`smollm2-135m`) is taught the
 same way. Then each run trains a LoRA adapter with GRPO through the public API, on a server of this machine. Everything
