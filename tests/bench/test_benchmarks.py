@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -75,3 +76,22 @@ def test_train_step(tmp_path: Path) -> None:
     found = dict(line.split(": ", 1) for line in lines if line.startswith(("loss: ", "gradient: ")))
     assert float(found["loss"].rpartition(" ")[2]) < 1e-5
     assert float(found["gradient"].removesuffix(" of it").rpartition(" ")[2]) < 1e-4
+
+
+def test_learning(tmp_path: Path) -> None:
+    sizes = ("--losses", "cispo", "--seeds", "0", "--steps", "1", "--taught", "2", "2", "--out", tmp_path / "out")
+    lines, code, errors = run("learning", *sizes)
+    assert code == 1, errors  # a model that was taught for a second does not reach the target
+    assert re.fullmatch(r"cispo: 0\.00 \[0\.00, 1\.00\] -> 0\.00 .*steps to 0\.9: not reached; \d+\.\d min", lines[-2])
+    assert lines[-1] == "ratio learning_cispo 0.000"
+    report = json.loads((tmp_path / "out" / "learning.json").read_text())
+    assert [point["step"] for point in report["losses"][0]["runs"][0]["points"]] == [0, 1]
+    again, _, told = run("learning", *sizes)
+    assert again == lines
+    assert "step" not in told  # nothing was run again
+
+
+def test_learning_refuses_a_loss_that_there_is_not() -> None:
+    _, code, errors = run("learning", "--losses", "ppo,grop")
+    assert code == 2
+    assert "loss 'grop' is unknown; wanted some of ppo, cispo, gspo" in errors
