@@ -238,6 +238,14 @@ async def test_one_answer_in_two_trajectories_is_refused(model: art.TrainableMod
     assert re.search(r"is in trajectory 0 of group 0 .* and in trajectory 1 of group 0 .*cache of responses", message)
 
 
+async def test_two_trajectories_of_one_id_are_refused(model: art.TrainableModel, backend: InProcessBackend) -> None:
+    """Weights and minibatches are by trajectory id: two of one id would count as one."""
+    group, other = await group_of(captured, model, 0.0, 1.0), await group_of(captured, model, 0.0, 1.0)
+    other.trajectories[1].id = group.trajectories[0].id
+    message = await refused(model, backend, art.TrajectoryGroup([*group, *other]))
+    assert re.search(r"trajectory 0 of group 0 .* and trajectory 3 of group 0 .* have the same id", message)
+
+
 async def test_explicit_choices_are_logged_with_their_token_ids_at_the_step_they_were_sampled_at(
     model: art.TrainableModel, backend: InProcessBackend, caplog: pytest.LogCaptureFixture
 ) -> None:

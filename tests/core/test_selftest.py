@@ -94,11 +94,11 @@ def test_it_passes_on_a_model_that_learns_and_prints_its_numbers(tiny: str) -> N
     told = json.loads(result.stdout)
     assert told["passed"]
     assert told["faults"] == []
-    assert len(told["rewards"]) == 12
+    assert 3 <= len(told["rewards"]) < 12, "it ends when the reward has risen enough"
     assert told["gain"] >= told["wanted_gain"] == 0.15
     assert told["sync"]["worst_difference"] < 1e-4
     assert (told["zero"]["trainer_drift"], told["zero"]["same_tokens"]) == (0.0, True)
-    assert "toy task, step 12 of 12" in result.stderr
+    assert f"toy task, step {len(told['rewards'])} of 12" in result.stderr
 
 
 @pytest.mark.slow

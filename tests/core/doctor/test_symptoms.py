@@ -109,6 +109,47 @@ def test_a_skipped_step_whose_rewards_differ_has_empty_masks() -> None:
     assert "skipped for that although their rewards differed" in found.evidence
 
 
+@pytest.mark.parametrize(
+    ("changes", "evidence", "remedy", "other"),
+    [
+        ({"trajectories__masked_truncated": 8.0}, "trajectories/masked_truncated 8", "Raise max_tokens", "Shorten"),
+        ({"trajectories__masked_overlong": 8.0}, "trajectories/masked_overlong 8", "raise max_row_tokens", "roles"),
+        (
+            {"rows__cut": 8.0, "rows__cut_untrained": 8.0, "trajectories__without_tokens": 8.0},
+            "rows/cut 8",
+            "raise max_row_tokens",
+            "max_tokens,",
+        ),
+        (
+            {"rows__cut": 4.0, "rows__cut_untrained": 4.0, "trajectories__without_tokens": 4.0,
+             "trajectories__masked_truncated": 4.0},
+            "rows/cut 4",
+            "Raise max_tokens",
+            "roles",
+        ),
+        (
+            {"trajectories__dropped_truncated": 8.0, "groups__too_small": 8.0, "groups__without_signal": 0.0},
+            "trajectories/dropped_truncated 8",
+            "Raise max_tokens",
+            "Shorten",
+        ),
+    ],
+)  # fmt: skip
+def test_a_step_lost_to_what_options_leave_out_is_told_as_that_and_not_as_empty_masks(
+    changes: dict[str, float], evidence: str, remedy: str, other: str
+) -> None:
+    lost = step(1, **SKIPPED, trajectories__trained=0.0, **changes)
+    # A step that is skipped has reported nothing of the trainer.
+    lost = Step(1, {name: value for name, value in lost.metrics.items() if not name.startswith("train/")})
+    found = {finding.name: finding for finding in diagnose(history(lost))}
+    assert "empty-masks" not in found
+    assert found["rows-dropped"].severity == "problem"
+    assert evidence in found["rows-dropped"].evidence
+    assert "1 steps were skipped" in found["rows-dropped"].evidence
+    assert remedy in found["rows-dropped"].remedy
+    assert other not in found["rows-dropped"].remedy
+
+
 def test_rewards_are_compared_with_the_range_that_was_stated() -> None:
     given = run(3)
     assert names(RunHistory(given.steps, given.rollouts, reward_range=(0.0, 1.0))) == []

@@ -486,6 +486,7 @@ async def test_a_checkpoint_of_another_model_is_refused(open_trainer: Open, tmp_
         ({"grad_clip": math.nan}, "grad_clip is nan"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"betas": (0.9, 1.0)}, "betas are"),
+        ({"betas": (0.9,)}, "betas are"),
         ({"num_threads": 0}, "num_threads is 0"),
         ({"dtype": "float16"}, "dtype 'float16' is unknown"),
     ],

@@ -149,6 +149,17 @@ async def test_a_failure_in_a_later_update_leaves_everything_as_before_the_step(
         assert (tmp_path / "after" / file).read_bytes() == (tmp_path / "fresh" / file).read_bytes()
 
 
+async def test_a_gradient_beyond_a_float_names_the_advantage_that_made_it(open_trainer: Open, tmp_path: Path) -> None:
+    trainer = open_trainer()
+    rows = await on_policy(trainer)
+    before = factors(trainer, tmp_path / "before")
+    huge = [dataclasses.replace(row, advantage=row.advantage * 1e30) for row in rows]
+    with pytest.raises(NonFiniteLossError, match=r"the loss -?[\d.e+]+;.*largest advantage 1e\+30"):
+        await trainer.step(huge, Objective())
+    after = factors(trainer, tmp_path / "after")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
 async def test_more_minibatches_than_trajectories_are_as_many_as_there_are(open_trainer: Open) -> None:
     trainer = open_trainer()
     report = await trainer.step(await on_policy(trainer), Objective(minibatches=100))
@@ -207,7 +218,7 @@ async def test_a_reference_that_is_not_there_or_does_not_fit_changes_nothing(
 ) -> None:
     trainer = await moved(open_trainer())
     rows = await on_policy(trainer)
-    with pytest.raises(AdapterMismatchError, match="no readable adapter"):
+    with pytest.raises(AdapterMismatchError, match=r"kl_reference.*no readable adapter.*another step"):
         await trainer.step(rows, Objective(kl_coef=0.1, kl_reference=tmp_path / "nowhere"))
     other = checkpoint(open_trainer(lora=LoraConfig(rank=2, alpha=4.0)), tmp_path / "other").path
     with pytest.raises(AdapterMismatchError, match="kl_reference"):

@@ -30,7 +30,8 @@ async def attach_exchanges(groups: Sequence[TrajectoryGroup], find: Find) -> Non
 
     Raises:
         DataError: a trajectory holds nothing that the model sampled, a choice without id or of a call that the server
-            does not know, or one exchange is claimed by two trajectories. The message names them; nothing was changed.
+            does not know, one exchange is claimed by two trajectories, or two have one id. The message names them;
+            nothing was changed.
     """
     claims = claims_of(groups)
     found: dict[str, Exchange] = {}
@@ -78,6 +79,7 @@ def claims_of(groups: Sequence[TrajectoryGroup]) -> list[Claim]:
     """
     claims: list[Claim] = []
     owners: dict[str, str] = {}
+    named: dict[str, str] = {}
     for number, group in enumerate(groups):
         for position, trajectory in enumerate(group):
             if trajectory.error is not None:
@@ -98,6 +100,12 @@ def claims_of(groups: Sequence[TrajectoryGroup]) -> list[Claim]:
                         "once: call the model for each rollout, without a cache of responses in between"
                     )
                 owners[exchange_id] = where
+            if trajectory.id in named:
+                raise DataError(
+                    f"{named[trajectory.id]} and {where} have the same id and other answers; the tokens of one id are "
+                    "weighted as one trajectory: give each rollout an id of its own"
+                )
+            named[trajectory.id] = where
             claims += new
     return claims
 

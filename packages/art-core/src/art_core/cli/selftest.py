@@ -17,7 +17,7 @@ def selftest(
     model: Annotated[str, typer.Option(help="smollm2-135m, a folder, or a hub id.")] = "smollm2-135m",
     engine: Annotated[str, typer.Option(help="What samples.")] = "embedded",
     trainer: Annotated[str, typer.Option(help="What makes training steps.")] = "native",
-    steps: Annotated[int, typer.Option(help="Steps of the toy task.", min=3)] = 12,
+    steps: Annotated[int, typer.Option(help="Steps of the toy task at most.", min=3)] = 12,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")] = False,
 ) -> None:
     """Train a model on a toy task, and compare engine and trainer before, while and after.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from art_core.doctor.history import RunHistory, finding, pooled, worst_of
-from art_core.types import Finding
+from art_core.doctor.history import RunHistory, Step, finding, pooled, worst_of
+from art_core.types import Finding, Severity
 
 EMPTY_SHARE = 0.1
 DROPPED_SHARE = 0.1
@@ -29,8 +29,10 @@ def empty_masks(history: RunHistory) -> Finding | None:
     """Scored trajectories, or a whole step, without one token that could be trained."""
     part, members = ("trajectories/without_tokens",), ("trajectories/trained", "trajectories/without_tokens")
     hits = [hit.step for hit in pooled(history.steps, part, members, at_least=EMPTY_SHARE, least_whole=1)]
-    hits = [step for step in hits if step.metrics["trajectories/without_tokens"] > 0]
-    idle = [step for step in history.steps if not step.made and _had_signal(step.metrics)]
+    hits = [step for step in hits if step.metrics["trajectories/without_tokens"] > _cut_empty(step)]
+    idle = [
+        step for step in history.steps if not step.made and _had_signal(step.metrics) and not _lost_to_options(step)
+    ]
     seen = [step for step in history.steps if step in hits or step in idle]
     if not seen:
         return None
@@ -57,19 +59,28 @@ def rows_dropped(history: RunHistory) -> Finding | None:
         for hit in pooled(history.steps, (name,), (whole,), at_least=DROPPED_SHARE, least_whole=1)
         if hit.part > 0
     ]
-    if not hits:
+    lost = [step for step in history.steps if _lost_to_options(step)]
+    seen = [
+        step for step in history.steps if any(step is hit.step for hit in hits) or any(step is other for other in lost)
+    ]
+    if not seen:
         return None
-    last = hits[-1].step.metrics
-    counts = ", ".join(f"{name} {last[name]:.0f} of {last[of]:.0f}" for name, of in _DROPPED.items() if last.get(name))
-    steps = [step for step in history.steps if any(step is hit.step for hit in hits)]
-    return finding(
-        "rows-dropped",
-        "warning",
-        steps,
-        history.steps,
-        counts,
-        "Shorten the rollouts (fewer turns, a smaller max_tokens), or allow longer rows: what is cut is not learned",
+    last = seen[-1].metrics
+    evidence = ", ".join(
+        f"{name} {last[name]:.0f}" + (f" of {last[of]:.0f}" if of in last else "")
+        for name, of in _DROPPED.items()
+        if last.get(name)
     )
+    if lost:
+        evidence += f"; {len(lost)} steps were skipped, since nothing else was left of them"
+    causes = {name for name in _DROPPED for step in seen if step.metrics.get(name)}
+    remedies = []
+    if any(name.endswith("truncated") for name in causes):
+        remedies.append("Raise max_tokens, or reward short answers: answers that end at their limit are left out")
+    if any(not name.endswith("truncated") for name in causes):
+        remedies.append("Shorten the rollouts (fewer turns), or raise max_row_tokens: what is cut is not learned")
+    severity: Severity = "problem" if lost else "warning"
+    return finding("rows-dropped", severity, seen, history.steps, evidence, ". ".join(remedies))
 
 
 def rows_untrained(history: RunHistory) -> Finding | None:
@@ -125,3 +136,15 @@ def truncation(history: RunHistory) -> Finding | None:
 def _had_signal(metrics: Mapping[str, float]) -> bool:
     without = metrics.get("groups/without_signal", 0.0) + metrics.get("groups/too_small", 0.0)
     return metrics.get("groups/total", 0.0) > without
+
+
+def _cut_empty(step: Step) -> float:
+    """Rows of which nothing trained is left because they were cut: at least as many as trajectories."""
+    return step.metrics.get("rows/cut_untrained", 0.0)
+
+
+def _lost_to_options(step: Step) -> bool:
+    """Whether no step was made because of what `truncated` and `overlong` leave out."""
+    left_out = step.sum([name for name in _DROPPED if name != "rows/cut"]) or 0.0
+    otherwise = step.metrics.get("trajectories/without_tokens", 0.0) - _cut_empty(step)
+    return not step.made and left_out + _cut_empty(step) > 0 and otherwise <= 0

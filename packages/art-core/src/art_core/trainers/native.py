@@ -37,7 +37,7 @@ from art_core.trainers.policy import LoraPolicy, plain_row
 from art_core.trainers.shift import PolicyShift
 from art_core.trainers.snapshot import Snapshot
 from art_core.types import Checkpoint, Objective, StepReport, TokenSample
-from art_core.weights.lora import LoraConfig, read_adapter, write_adapter
+from art_core.weights.lora import Adapter, LoraConfig, read_adapter, write_adapter
 
 _Result = TypeVar("_Result")
 
@@ -71,7 +71,7 @@ class NativeTrainerConfig:
             raise ConfigError(f"grad_clip is {self.grad_clip}; wanted a number above 0, or inf for no limit")
         if not 0.0 <= self.weight_decay < math.inf:
             raise ConfigError(f"weight_decay is {self.weight_decay}; wanted 0 or more")
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
             raise ConfigError(f"betas are {self.betas}; wanted two numbers from 0 to below 1")
         if self.num_threads is not None and self.num_threads < 1:
             raise ConfigError(f"num_threads is {self.num_threads}; wanted 1 or more, or None for torch's choice")
@@ -251,7 +251,7 @@ class NativeTrainer:
         old = logprobs() if objective.updates > 1 or in_advantage else None
         reference = advantages = None
         if objective.kl_coef:
-            adapter = None if objective.kl_reference is None else read_adapter(objective.kl_reference)
+            adapter = None if objective.kl_reference is None else _reference(objective.kl_reference)
             if adapter is not None:
                 self._policy.check_adapter(adapter, source=f"kl_reference {objective.kl_reference}")
             with self._policy.with_factors(None if adapter is None else adapter.factors):
@@ -280,10 +280,12 @@ class NativeTrainer:
                 torch.nn.utils.clip_grad_norm_(list(self._parameters.values()), max_norm=self._config.grad_clip)
             )
             if not math.isfinite(grad_norm):
+                largest = max((abs(row.advantage) for row in rows if row.num_trained), default=0.0)
                 raise NonFiniteLossError(
-                    f"step {self._step_count + 1}: the gradient's norm is {grad_norm} although the loss is finite "
-                    f"({sums.loss:.4g}); nothing was changed. Lower the learning rate, or look for logprobs that are "
-                    f"far from the policy's (largest difference {sums.shift.max_mismatch:.3g})"
+                    f"step {self._step_count + 1}: the gradient's norm is {grad_norm} and the loss {sums.loss:.4g}; "
+                    "nothing was changed. Lower the learning rate, scale the rewards down (largest advantage "
+                    f"{largest:.3g}), or look for logprobs that are far from the policy's (largest difference "
+                    f"{sums.shift.max_mismatch:.3g})"
                 )
             with guard.commit() if is_last else contextlib.nullcontext():
                 for group in self._optimizer.param_groups:
@@ -345,6 +347,15 @@ class NativeTrainer:
         self._policy.set_factors(adapter.factors)
         apply_optimizer(state, self._optimizer, self._parameters, self._random)
         self._step_count = state.step_count
+
+
+def _reference(folder: Path) -> Adapter:
+    try:
+        return read_adapter(folder)
+    except AdapterMismatchError as error:
+        raise AdapterMismatchError(
+            f"the checkpoint of kl_reference cannot be used: {error}. Name another step, or 0 for the untrained model"
+        ) from error
 
 
 def _metrics(updates: Sequence[_Update], *, with_sampler: bool) -> dict[str, float]:
