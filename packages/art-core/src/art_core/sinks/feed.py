@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -123,8 +124,12 @@ class _Follower:
 
     def _hand_on(self) -> None:
         for kind, parse in self._logs.items():
-            for end, (step, metrics) in _read(self._folder / f"{kind}.jsonl", self._positions.get(kind, 0), parse):
+            records = _read(self._folder / f"{kind}.jsonl", self._positions.get(kind, 0), parse)
+            while True:
                 try:
+                    if (record := next(records, None)) is None:
+                        break
+                    end, (step, metrics) = record
                     if self._sink is None:
                         self._sink = self._opener()
                     self._write_cursor(self._positions | {kind: end})  # first: twice is worse than not at all
@@ -161,7 +166,7 @@ class _Follower:
     def _read_cursor(self) -> dict[str, int]:
         try:
             positions = json.loads(self._cursor.read_text())
-            return {kind: int(positions[kind]) for kind in self._logs if kind in positions}
+            return {kind: max(0, int(positions[kind])) for kind in self._logs if kind in positions}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError) as error:
@@ -180,6 +185,7 @@ def _read(log: Path, start: int, parse: Parse) -> Iterator[tuple[int, tuple[int,
     if not log.exists():
         return
     with log.open("rb") as file:
+        start = min(start, file.seek(0, os.SEEK_END))  # shorter than it was: lines were removed by hand
         file.seek(start)
         end = start
         for line in file:
