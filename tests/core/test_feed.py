@@ -203,12 +203,12 @@ def test_a_log_that_was_made_shorter_or_cannot_be_read_ends_no_sink(tmp_path: Pa
     sink = RecordingSink()
     feed = Feed(tmp_path, {"steps": lambda record: (record["n"], {"a": 1.0})}, {"s": lambda: sink}, retry_after_s=0.01)
     feed.wake()
-    _until(lambda: len(sink.logged) == 2)
+    until(lambda: len(sink.logged) == 2)
     log.write_text('{"n": 1}\n')  # a line was removed by hand
     feed.wake()
     time.sleep(0.1)
     with log.open("a") as file:
         file.write('{"n": 3}\n')
     feed.wake()
-    _until(lambda: sink.logged[-1][0] == 3)
+    until(lambda: sink.logged[-1][0] == 3)
     feed.close()
