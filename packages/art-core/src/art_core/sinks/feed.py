@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -124,7 +123,10 @@ class _Follower:
 
     def _hand_on(self) -> None:
         for kind, parse in self._logs.items():
-            records = _read(self._folder / f"{kind}.jsonl", self._positions.get(kind, 0), parse)
+            log = self._folder / f"{kind}.jsonl"
+            if log.exists():  # shorter than it was: lines were removed by hand
+                self._positions[kind] = min(self._positions.get(kind, 0), log.stat().st_size)
+            records = _read(log, self._positions.get(kind, 0), parse)
             while True:
                 try:
                     if (record := next(records, None)) is None:
@@ -185,7 +187,6 @@ def _read(log: Path, start: int, parse: Parse) -> Iterator[tuple[int, tuple[int,
     if not log.exists():
         return
     with log.open("rb") as file:
-        start = min(start, file.seek(0, os.SEEK_END))  # shorter than it was: lines were removed by hand
         file.seek(start)
         end = start
         for line in file:
