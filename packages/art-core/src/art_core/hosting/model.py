@@ -180,7 +180,8 @@ class HostedModel:
                 return report
             except BaseException as error:
                 self._blame(error)
-                if run.made and self.fault is None and not self._closing:  # the next rollouts are to be of the newest of them
+                if run.made and self.fault is None and not self._closing:
+                    # the next rollouts are to be of the newest of them
                     self._realigning = asyncio.create_task(self._realign_quietly())
                 raise
             finally:
