@@ -195,3 +195,20 @@ def test_a_missing_library_is_named_with_what_to_install(
     monkeypatch.setattr("importlib.util.find_spec", lambda library: None)
     with pytest.raises(MissingExtraError, match=rf"sink '{name}' needs '{name}'.*pip install 'art-core\[{name}\]'"):
         check_sinks([name])
+
+
+def test_a_log_that_was_made_shorter_or_cannot_be_read_ends_no_sink(tmp_path: Path) -> None:
+    log = tmp_path / "steps.jsonl"
+    log.write_text('{"n": 1}\n{"n": 2}\n')
+    sink = RecordingSink()
+    feed = Feed(tmp_path, {"steps": lambda record: (record["n"], {"a": 1.0})}, {"s": lambda: sink}, retry_after_s=0.01)
+    feed.wake()
+    until(lambda: len(sink.logged) == 2)
+    log.write_text('{"n": 1}\n')  # a line was removed by hand
+    feed.wake()
+    time.sleep(0.1)
+    with log.open("a") as file:
+        file.write('{"n": 3}\n')
+    feed.wake()
+    until(lambda: sink.logged[-1][0] == 3)
+    feed.close()

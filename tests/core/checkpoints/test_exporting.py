@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
 import signal
@@ -208,3 +209,16 @@ def _copy_files(trained: Trained, folder: Path) -> None:
     for path in (clerk(trained).folder / "checkpoints" / "step-0003").iterdir():
         if path.name != "state.json":
             shutil.copy(path, folder)
+
+
+def test_a_folder_takes_its_place_also_through_a_link_and_after_kills(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    link.symlink_to(real)
+    left = tmp_path / f".link.{os.getpid()}.tmp"  # of a killed process of the same number
+    left.mkdir()
+    (left / "half").touch()
+    with exporting._appearing(link, force=True) as folder:
+        (folder / "whole").touch()
+    assert sorted(path.name for path in link.iterdir()) == ["whole"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]

@@ -53,7 +53,7 @@ async def test_a_fork_goes_on_as_its_source_would_have(trained: Trained) -> None
     assert origin == Origin(model="shop/clerk", step=2)
     record = json.loads((trained.path / "shop" / "branch" / "model.json").read_text())
     source = json.loads((trained.path / "shop" / "clerk" / "model.json").read_text())
-    assert record["forked_from"] == {"model": "shop/clerk", "step": 2, "optimizer": True}
+    assert record["forked_from"] == Origin(model="shop/clerk", step=2).model_dump()
     assert {name: record[name] for name in source if name not in ("name", "created")} == {
         name: source[name] for name in source if name not in ("name", "created")
     }

@@ -32,6 +32,10 @@ _Many = Annotated[list[T], FailFast()]
 """A list that is refused at its first wrong item: to describe a million of them would take the server a minute."""
 
 
+SKIPPED_BATCHES = "batches/skipped"
+"""The metric that is logged for a batch which `train` made no step of."""
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -39,12 +43,15 @@ class _Body(BaseModel):
 class Origin(_Body):
     """Where a fork comes from: its first checkpoint is that of `model` (`project/name`) at `step`.
 
-    Without the `optimizer`, its first step began with fresh moments.
+    Without the `optimizer`, its first step began with fresh moments. Up to there, `supervised_updates` of the steps
+    were made by `train_sft`, and `skipped_batches` were given to `train`, which made no step of them.
     """
 
     model: str
     step: int
     optimizer: bool = True
+    supervised_updates: int = 0
+    skipped_batches: int = 0
 
 
 class ModelState(_Body):

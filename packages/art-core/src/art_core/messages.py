@@ -102,9 +102,10 @@ def normal_message(message: ChatMessage) -> ChatMessage:
     Raises:
         DataError: an unknown role, content that is not text, or a tool call without a function name.
     """
-    role = _ROLES.get(message.get("role", ""))
+    said = message.get("role", "")
+    role = _ROLES.get(said) if isinstance(said, str) else None
     if role is None:
-        raise DataError(f"message role {message.get('role')!r} is unknown; wanted one of {sorted(_ROLES)}")
+        raise DataError(f"message role {said!r} is unknown; wanted one of {sorted(_ROLES)}")
     normal: ChatMessage = {"role": role, "content": content_text(message.get("content"))}
     if role == "assistant":
         reasoning = message.get("reasoning_content") or message.get("reasoning")

@@ -14,7 +14,7 @@ from art_core.capturing import NO_KEY, served_model
 from art_core.checkpoints.of_model import WithCheckpoints
 from art_core.claims import attach_exchanges, attach_known_exchanges
 from art_core.config import TrainConfig
-from art_core.control import ModelState, RegisterRequest
+from art_core.control import SKIPPED_BATCHES, ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
 from art_core.lines import step_figures
 from art_core.moving import missing_method, refuse_unknown
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 1200.0
 """How long a client waits for an answer, also while the server trains."""
-_SKIPPED = "batches/skipped"
 _logger = logging.getLogger(__name__)
 
 
@@ -266,9 +265,10 @@ class TrainableModel(WithCheckpoints):
         The `initial_step` of `iterate_dataset` for a script that is started again.
         """
         records = await self.backend().logged_metrics(self.project, self.name)
-        skipped = sum(record.metrics.get(_SKIPPED, 0.0) for record in records)
+        skipped = sum(record.metrics.get(SKIPPED_BATCHES, 0.0) for record in records)
         state = await self.backend().state(self.project, self.name)
-        return state.step - state.supervised_updates + round(skipped)
+        before = state.forked_from.skipped_batches if state.forked_from else 0
+        return state.step - state.supervised_updates + round(skipped) + before
 
     async def train(
         self,
@@ -317,7 +317,7 @@ class TrainableModel(WithCheckpoints):
         if failures := error_counts(whole):
             reason += f" ({failures})"
         _logger.warning("model %s: no training step was made: %s", self.name, reason)
-        await backend.log(self.project, self.name, [], split="train", step=report.step, metrics={_SKIPPED: 1.0})
+        await backend.log(self.project, self.name, [], split="train", step=report.step, metrics={SKIPPED_BATCHES: 1.0})
         return TrainResult(report.step, report.metrics, reason, report.findings)
 
     async def train_sft(

@@ -9,6 +9,7 @@ from math import isfinite
 from art_core.control import MetricRecord
 from art_core.errors import ConfigError
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
+from art_core.types import StepReport
 from art_core.values import metric_value
 
 _BUILT_IN = {"reward", "exception_rate", "reward_std_dev"}
@@ -184,3 +185,18 @@ def best_step(records: Sequence[MetricRecord], metric: str, steps: Iterable[int]
         )
     sign = -1.0 if lowest else 1.0
     return max(values, key=lambda step: (sign * sum(values[step]) / len(values[step]), step))
+
+
+def num_supervised(reports: Iterable[StepReport], *, step: int) -> int:
+    """How many of the first `step` steps were updates of supervised trainings, by the reports that were logged.
+
+    Of each training, the newest that was logged is enough: its updates follow each other. Of a step that was made
+    again, because its checkpoint was damaged, the last report counts; of what is behind `step`, none.
+    """
+    made: dict[int, int] = {}
+    last = {r.step: r for r in reports if r.step <= step and not r.metrics.get("step/skipped")}
+    for report in last.values():
+        if update := round(report.metrics.get("sft/update", 0.0)):
+            start = report.step - update
+            made[start] = max(update, made.get(start, 0))
+    return sum(made.values())

@@ -21,6 +21,8 @@ from art_core.errors import ArtError, StorageError
 from art_core.types import Checkpoint
 
 STATE_FILE = "state.json"
+REFERENCES = "kl_reference"
+"""The field of a cursor that names the steps which a step was kept near."""
 STEP_NAME = re.compile(r"step-(\d{4,})")
 
 
@@ -57,6 +59,12 @@ def read_cursor(checkpoint: Checkpoint) -> dict[str, Any]:
         raise StorageError(f"checkpoint {checkpoint.path}: {fault}; use another step or start a new run")
     cursor: dict[str, Any] = json.loads((checkpoint.path / STATE_FILE).read_text())["cursor"]
     return cursor
+
+
+def references(checkpoint: Checkpoint) -> set[int]:
+    """The steps that the step of `checkpoint`, which is whole, was kept near: training on needs their checkpoints."""
+    cursor: dict[str, Any] = json.loads((checkpoint.path / STATE_FILE).read_text())["cursor"]
+    return set(cursor.get(REFERENCES, ()))
 
 
 def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -53,7 +54,7 @@ class SftConfig:
     restart: bool = False
 
     def __post_init__(self) -> None:
-        if not is_number(self.learning_rate) or not 0.0 < self.learning_rate < float("inf"):
+        if not is_number(self.learning_rate) or not 0.0 < self.learning_rate <= sys.float_info.max:
             raise ConfigError(f"learning_rate is {self.learning_rate!r}; wanted a finite number above 0")
         if not is_number(self.warmup_ratio) or not 0.0 <= self.warmup_ratio < 1.0:
             raise ConfigError(f"warmup_ratio is {self.warmup_ratio!r}; wanted a number from 0 to below 1")

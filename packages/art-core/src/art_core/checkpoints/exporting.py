@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from art_core.checkpoints.finding import checkpoint_of
 from art_core.errors import ConfigError, MissingExtraError, StorageError
 from art_core.runs import Run
-from art_core.saved import checkpoint_files, explained, held, sync
+from art_core.saved import checkpoint_files, explained, held, remove, sync
 from art_core.types import Checkpoint
 
 ExportDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -86,6 +86,8 @@ def _appearing(out: Path, *, force: bool) -> Iterator[Path]:
     staging = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with explained(out, "write"):
+            if staging.exists():  # of an export that was killed, whose process had the same number
+                shutil.rmtree(staging)
             staging.mkdir()
             yield staging
             for file in staging.rglob("*"):
@@ -93,9 +95,16 @@ def _appearing(out: Path, *, force: bool) -> Iterator[Path]:
             _check_free(out, force=force)
             if out.exists():
                 old = out.with_name(f".{out.name}.{os.getpid()}.old")
+                if old.exists():
+                    remove(old)
                 out.rename(old)
-                staging.rename(out)
-                shutil.rmtree(old)
+                try:
+                    staging.rename(out)
+                except BaseException:
+                    if not out.exists():
+                        old.rename(out)
+                    raise
+                remove(old)
             else:
                 staging.rename(out)
     finally:

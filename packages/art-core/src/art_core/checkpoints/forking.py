@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from art_core.checkpoints.finding import checkpoint_of
-from art_core.control import Origin
+from art_core.checkpoints.listing import logged_metrics
+from art_core.control import SKIPPED_BATCHES, Origin
 from art_core.errors import ConfigError, StorageError
+from art_core.outcomes import num_supervised
 from art_core.runs import Run
 from art_core.runs.reader import MODEL_FILE
 from art_core.saved import checkpoint_files, explained, held, read_cursor, remove
@@ -37,7 +39,13 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
     identity = source.identity
     checkpoint = checkpoint_of(source, step)
     target = path / project / name
-    origin = Origin(model=f"{identity['project']}/{identity['name']}", step=checkpoint.step, optimizer=optimizer)
+    origin = Origin(
+        model=f"{identity['project']}/{identity['name']}",
+        step=checkpoint.step,
+        optimizer=optimizer,
+        supervised_updates=supervised_updates(source, checkpoint.step),
+        skipped_batches=_skipped_batches(source, checkpoint.step),
+    )
     record = {
         **identity,
         **{"project": project, "name": name, "created": int(time.time()), "forked_from": origin.model_dump()},
@@ -56,6 +64,22 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
         _refuse_existing(target)
         staging.rename(target)
     return origin
+
+
+def supervised_updates(source: Run, step: int) -> int:
+    """How many of the first `step` steps of `source`, those before it was forked included, `train_sft` made."""
+    origin = _origin_of(source.folder)
+    if origin is None:
+        return num_supervised(source.steps(), step=step)
+    own = (report for report in source.steps() if report.step > origin.step)
+    return origin.supervised_updates + num_supervised(own, step=step)
+
+
+def _skipped_batches(source: Run, step: int) -> int:
+    """How many batches `train` made no step of before step `step`. What was skipped behind it is no part of a fork."""
+    origin = _origin_of(source.folder)
+    before = sum(r.metrics.get(SKIPPED_BATCHES, 0.0) for r in logged_metrics(source) if r.step < step)
+    return round(before) + (origin.skipped_batches if origin else 0)
 
 
 def _origin_of(folder: Path) -> Origin | None:

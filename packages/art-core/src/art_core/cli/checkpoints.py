@@ -122,7 +122,9 @@ def delete(
     """
     from art_core.checkpoints.keeping import KeepCheckpoints, kept_steps
     from art_core.checkpoints.listing import list_checkpoints, logged_metrics
+    from art_core.saved import references
     from art_core.storage import RunStore
+    from art_core.types import Checkpoint
 
     if keep_best is None and keep_every is None and keep_last is None:
         raise ConfigError(
@@ -131,7 +133,13 @@ def delete(
     policy = KeepCheckpoints.made({"last": keep_last or 1, "best": keep_best, "lowest": lowest, "every": keep_every})
     chosen = run(path, name)
     infos = {info.step: info for info in list_checkpoints(chosen)}
-    kept = kept_steps(policy, [step for step, info in infos.items() if not info.fault], logged_metrics(chosen))
+    whole = [step for step, info in infos.items() if not info.fault]
+    if infos and not whole:
+        raise ConfigError(f"none of the {len(infos)} checkpoints of {chosen.folder} is whole; nothing was deleted")
+    kept = kept_steps(policy, whole, logged_metrics(chosen))
+    newest = Checkpoint(max(whole), infos[max(whole)].path) if whole else None
+    needed = references(newest) if newest is not None else set()
+    kept |= dict.fromkeys(needed & set(whole) - set(kept), ("kl_reference of the newest",))
     in_use = {step: ("in use",) for step, info in infos.items() if info.use == "read" and step not in kept}
     kept = dict(sorted({**kept, **in_use}.items()))
     going = [step for step in infos if step not in kept]

@@ -7,10 +7,11 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
 from art_core.canary import WeightSyncCanary
+from art_core.checkpoints.forking import supervised_updates
 from art_core.checkpoints.pruning import keep_only
 from art_core.config import TrainConfig
 from art_core.control import ModelState, SftRequest
@@ -26,11 +27,11 @@ from art_core.outcomes import rollout_metrics
 from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
 from art_core.runs import ModelRun
-from art_core.saved import held
+from art_core.saved import REFERENCES, held, references
 from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
 from art_core.sft.preparing import prepared
-from art_core.sft.run import SftRun, num_supervised
+from art_core.sft.run import SftRun
 from art_core.sft_config import SftConfig
 from art_core.storage import RunStore
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
@@ -69,6 +70,8 @@ class HostedModel:
         self._trainer: Trainer | None = None
         self._engine: WatchedEngine | None = None
         self._running: asyncio.Task[StepReport] | None = None
+        self._realigning: asyncio.Task[None] | None = None
+        self._closing = False
 
     @property
     def name(self) -> str:
@@ -152,7 +155,7 @@ class HostedModel:
         limit = self.engine.max_context_tokens
         training, validation = await asyncio.to_thread(prepared, request, self._renderer, config, limit)
         async with self._next_turn(on_progress, on_turn) as trainer:
-            logged = {report.step for report in self.run.steps()}
+            logged = {r.step: r for r in self.run.steps() if not r.metrics.get("step/skipped")}
             run = SftRun(
                 training=training,
                 validation=validation,
@@ -162,18 +165,24 @@ class HostedModel:
                 store=self.store,
                 canary=self._canary,
                 checkpoints=self._checkpoints,
-                log_step=lambda report: None if report.step in logged else self.run.log_step(report),
+                log_step=lambda report: None if logged.get(report.step) == report else self._log_step(report),
                 on_progress=on_progress,
+                on_commit=self._prune,
                 counters={"sft/trajectories_failed": float(request.num_failed)},
             )
             self._running = asyncio.create_task(run.execute(), name=_SFT)
             try:
                 report = await self._running
                 self._checkpoints |= run.made
-                self._num_supervised = num_supervised(self.run.steps())
+                self._forget_deleted()
+                await self._prune()
+                self._num_supervised = supervised_updates(self.run, self.step)
                 return report
             except BaseException as error:
                 self._blame(error)
+                if run.made and self.fault is None and not self._closing:
+                    # the next rollouts are to be of the newest of them
+                    self._realigning = asyncio.create_task(self._realign_quietly())
                 raise
             finally:
                 self._ready.set()
@@ -204,6 +213,12 @@ class HostedModel:
         async with self._turn:
             if not self._aligned():
                 await self._align()
+
+    async def _realign_quietly(self) -> None:
+        try:
+            await self.realign()
+        except Exception:  # the next step, or register, tries again and tells
+            _logger.exception("%s: the newest checkpoint could not be loaded", self.name)
 
     async def delete_checkpoints(self, keep: Sequence[int]) -> None:
         """See `Backend.delete_checkpoints`."""
@@ -247,7 +262,10 @@ class HostedModel:
 
     async def close(self) -> None:
         """Free everything, and the folder's lock last, after a step that is being made. May be called twice."""
+        self._closing = True
         try:
+            if self._realigning is not None:
+                await asyncio.wait({self._realigning})
             if self._running is not None:
                 if self._running.get_name() == _SFT:
                     self._running.cancel()  # it may take hours, and goes on from its newest checkpoint
@@ -274,6 +292,9 @@ class HostedModel:
         self, rows: Sequence[TokenSample], objective: Objective, trainer: Trainer, counters: dict[str, float]
     ) -> StepReport:
         started = time.monotonic()
+        cursor: dict[str, Any] = {"counters": counters}
+        if objective.kl_reference is not None:
+            cursor[REFERENCES] = sorted(self._references)
         report = await train_step(
             rows,
             objective,
@@ -281,18 +302,26 @@ class HostedModel:
             engine=self.engine,
             store=self.store,
             canary=self._canary,
-            cursor={"counters": counters},
+            cursor=cursor,
         )
         if report.step > self.step:
             self._checkpoints[report.step] = Checkpoint(report.step, self.store.checkpoint_path(report.step))
-            if (policy := self.record.options.keep_checkpoints) is not None:
-                await asyncio.to_thread(keep_only, policy, self.run, list(self._checkpoints), also=self._references)
-                self._forget_deleted()
+            await self._prune()
         metrics = {**counters, **report.metrics, **self.feed.metrics(), "time/step_s": time.monotonic() - started}
         report = StepReport(report.step, metrics)
+        self._log_step(report)
+        return self._watch.observed(report, log_as=self.name)
+
+    def _log_step(self, report: StepReport) -> None:
         self.run.log_step(report)
         self.feed.wake()
-        return self._watch.observed(report, log_as=self.name)
+
+    async def _prune(self, made: Collection[int] = ()) -> None:
+        """Delete what need not stay, of all checkpoints and those that supervised training has `made` so far."""
+        if (policy := self.record.options.keep_checkpoints) is not None:
+            steps, also = {*self._checkpoints, *made}, {*self._references, self.step}
+            await asyncio.to_thread(keep_only, policy, self.run, steps, also=also)
+            self._forget_deleted()
 
     def _forget_deleted(self) -> None:
         self._checkpoints = {step: one for step, one in self._checkpoints.items() if one.path.exists()}
@@ -337,6 +366,7 @@ class HostedModel:
         await asyncio.to_thread(self._log_unlogged, found)
         self.feed.wake()
         newest = self._checkpoints.get(self.step)
+        self._references |= references(newest) if newest is not None else set()
         if self._trainer is not None and newest is None and self._trainer.step_count:
             await self._trainer.aclose()
             self._trainer = None
@@ -374,7 +404,7 @@ class HostedModel:
                 cursor = self.store.load(checkpoint)
                 metrics = {**cursor.get("counters", {}), **cursor.get("metrics", {})}
                 self.run.log_step(StepReport(checkpoint.step, metrics))
-        self._num_supervised = num_supervised(self.run.steps())
+        self._num_supervised = supervised_updates(self.run, self.step)
 
     def _remedy(self) -> str:
         return f"register {self.name!r} again to go on from step {self.step}"

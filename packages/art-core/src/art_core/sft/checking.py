@@ -93,7 +93,7 @@ def _check_message(
         raise DataError(f"'weight' is {message['weight']!r}; wanted 0 or 1")
     if role == "tool":
         call_id = message.get("tool_call_id")
-        if call_id not in calls:
+        if not isinstance(call_id, str) or call_id not in calls:
             raise DataError(
                 f"'tool_call_id' is {call_id!r}, and the calls before it that wait for a result are {list(calls)}"
             )
@@ -132,6 +132,8 @@ def _check_answer(
                 f"{given['function'].get('arguments')!r:.100}"
             )
         call_id = call.get("id")
+        if call_id is not None and not isinstance(call_id, str):
+            raise DataError(f"the id of the call of {function['name']!r} is {call_id!r:.100}; wanted text")
         if call_id in calls:
             raise DataError(f"two calls have the id {call_id!r}")
         if call_id is not None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from art_core.claims import attach_known_exchanges
 from art_core.control import SftRequest
+from art_core.errors import DataError
 from art_core.protocols import Backend
 from art_core.sft.reading import Examples, examples_of_file, examples_of_trajectories, flattened
 from art_core.sft_config import SftConfig
@@ -40,7 +41,10 @@ async def train_sft(
         return await in_thread(examples_of_trajectories, trajectories)
 
     training = await read(data)
-    held_out = None if validation is None else await read(validation)
+    try:
+        held_out = None if validation is None else await read(validation)
+    except DataError as error:
+        raise DataError(f"validation: {error}") from error
     request = SftRequest(
         examples=training.examples,
         validation=[] if held_out is None else held_out.examples,

@@ -102,7 +102,11 @@ def prepare(
             "shorten them, or leave them out with overlong='skip', or their ends with overlong='cut'"
         )
     if not kept:
-        raise DataError(f"none of the {len(examples)} {what} can be trained on: all are longer than {limit} tokens")
+        silent = counts["sft/examples_without_answer"]
+        raise DataError(
+            f"none of the {len(examples)} {what} can be trained on: {len(overlong)} are longer than {limit} tokens, "
+            f"{silent} have no answer to train"
+        )
     counted = {name: float(counts[name]) for name in _COUNTED}
     rows = [row for rows_of_one in kept for row in rows_of_one]
     keys = Counter(tuple((row.token_ids, row.trained) for row in one) for one in kept)

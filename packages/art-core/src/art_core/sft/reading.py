@@ -38,8 +38,10 @@ def examples_of_file(path: Path) -> Examples:
     """
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}; wanted a file of JSON lines") from error
+    except (OSError, ValueError) as error:  # the second is of a name that no file can have
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        shown = str(path).encode(errors="backslashreplace").decode()
+        raise DataError(f"{shown} cannot be read: {reason}; wanted a file of JSON lines") from error
     examples: list[SftExample] = []
     faults: list[str] = []
     for number, line in enumerate(lines, 1):
@@ -126,6 +128,7 @@ def _example_of_line(line: bytes, source: str) -> SftExample:
     if not isinstance(parallel := record.get("parallel_tool_calls", True), bool):
         raise DataError(f"'parallel_tool_calls' is {parallel!r}; wanted true or false")
     messages, tools = record["messages"], record.get("tools") or []
+    _check_text([messages, tools])
     check_conversation(messages, tools, one_call=not parallel)
     check_keys(messages)
     return SftExample(source=source, messages=messages, tools=tools)
@@ -140,15 +143,26 @@ def _examples_of_one(trajectory: Trajectory) -> Iterator[SftExample]:
     for history in histories:
         if history is trajectory and not history.messages_and_choices and len(histories) > 1:
             continue
-        messages, tools = _plain(history.messages()), list(history.tools or [])
+        messages, tools = _plain(history.messages()), _plain(list(history.tools or []))
         check_conversation(messages, tools)
         yield SftExample(source=source, messages=messages, tools=tools)
 
 
-def _plain(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`messages` as data that can be sent."""
+def _plain(items: Sequence[Any]) -> list[dict[str, Any]]:
+    """Messages or tools as data that can be sent."""
     try:
-        data: list[dict[str, Any]] = json.loads(json.dumps(messages, allow_nan=False))
+        data: list[dict[str, Any]] = json.loads(json.dumps(items, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"its messages cannot be written as JSON: {error}") from error
+        raise DataError(f"its messages or tools cannot be written as JSON: {error}") from error
+    _check_text(data)
     return data
+
+
+def _check_text(data: Any) -> None:
+    """Refuse what is no text: half of a surrogate pair, which JSON can say and no tokenizer reads."""
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"it holds {error.object[error.start]!a}, half of a surrogate pair, which is no text; remove it"
+        ) from None

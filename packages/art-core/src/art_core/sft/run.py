@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,9 @@ from art_core.dataset import iterate_dataset
 from art_core.errors import ConfigError
 from art_core.loop import committed
 from art_core.memory import return_free_memory
+from art_core.outcomes import num_supervised
 from art_core.protocols import Engine, Store, Trainer
+from art_core.runs.records import step_report
 from art_core.sft.preparing import PreparedSet
 from art_core.sft.schedule import learning_rates, num_updates
 from art_core.sft_config import SftConfig
@@ -27,6 +29,8 @@ from art_core.types import Checkpoint, Objective, StepReport, TokenSample
 
 LOG = "sft"
 """The store's log of supervised trainings: what was begun, with its options, and what was finished, with its result."""
+_MOST_UPDATES = 1_000_000
+"""Each has its learning rate and its loss in memory; a run of more was not meant."""
 
 
 @dataclass
@@ -47,6 +51,8 @@ class SftRun:
     checkpoints: Mapping[int, Checkpoint]
     log_step: Callable[[StepReport], None]
     on_progress: Callable[[str], None]
+    on_commit: Callable[[Collection[int]], Awaitable[None]] | None = None
+    """Called behind each checkpoint, with the steps of those that this run has made."""
     counters: dict[str, float] = field(default_factory=dict)
     made: dict[int, Checkpoint] = field(default_factory=dict)
     """The checkpoints that this run has made, by their steps."""
@@ -61,6 +67,11 @@ class SftRun:
             NonFiniteLossError: see `Trainer.step`; the checkpoints made before it stay.
         """
         self._total = num_updates(len(self.training.examples), self.config)
+        if self._total > _MOST_UPDATES:
+            raise ConfigError(
+                f"epochs={self.config.epochs} with {len(self.training.examples)} examples are {self._total} updates; "
+                f"wanted {_MOST_UPDATES} at most: give fewer epochs, or a larger batch_size"
+            )
         place = self._place()
         if isinstance(place, StepReport):
             return place
@@ -88,14 +99,20 @@ class SftRun:
             return None
         records = self.store.records(LOG)
         finished = [record for record in records if record["event"] == "finished"]
+        since = max((place for place, record in enumerate(records) if record["event"] == "begun"), default=0)
         same = [record for record in finished if record["identity"] == self._identity]
-        if same:
+        if same and same[-1]["step"] <= self.trainer.step_count:  # else its checkpoints were lost
             return self._finished_before(same[-1]["metrics"])
-        begun = next((record for record in reversed(records) if record["event"] == "begun"), None)
-        if begun is None or begun["run"] in {record["run"] for record in finished}:
+        begun = records[since] if records else None
+        if begun is None or any(record["event"] == "finished" for record in records[since:]):
             return None
         cursor, newest = self._newest_cursor(begun)
         if cursor is None:
+            if made := self._updates_within(begun):
+                raise ConfigError(
+                    f"a supervised training was interrupted behind update {made} of {begun['updates']}, and the model "
+                    "was trained otherwise since, so it cannot go on; restart=True begins anew on the weights there are"
+                )
             return None  # it left nothing behind
         is_same = begun["identity"] == self._identity
         if cursor["update"] == begun["updates"]:  # only the record that it was finished is missing
@@ -124,6 +141,11 @@ class SftRun:
             if cursor.get("run") == begun["run"]:
                 return cursor, step == current
         return None, False
+
+    def _updates_within(self, begun: dict[str, Any]) -> int:
+        """How many updates of the training that was `begun` are in the weights, whose checkpoints are all gone."""
+        reports = map(step_report, self.store.records("steps"))
+        return num_supervised((r for r in reports if r.step > begun["start"]), step=self.trainer.step_count)
 
     def _finished_before(self, metrics: dict[str, float]) -> StepReport:
         return StepReport(self.trainer.step_count, {**metrics, "sft/already_finished": 1.0})
@@ -191,6 +213,8 @@ class SftRun:
         self.made[checkpoint.step] = checkpoint
         for report in reports:
             self.log_step(report)
+        if self.on_commit is not None:
+            await self.on_commit(self.made)
 
     async def _finish(self, begun: dict[str, Any], losses: Sequence[float], *, resumed_after: int) -> StepReport:
         return_free_memory()
@@ -235,19 +259,6 @@ class SftRun:
             num_tokens += len(logprobs)
         self.on_progress(f"held-out loss {when} training: {total / num_tokens:.4f}")
         return total / num_tokens
-
-
-def num_supervised(reports: Iterable[StepReport]) -> int:
-    """How many of the steps of a model were updates of supervised trainings, by the reports that were logged.
-
-    Of each training, the newest that was logged is enough: its updates follow each other.
-    """
-    made: dict[int, int] = {}
-    for report in reports:
-        if update := round(report.metrics.get("sft/update", 0.0)):
-            start = report.step - update
-            made[start] = max(update, made.get(start, 0))
-    return sum(made.values())
 
 
 async def _trained_logprobs(row: TokenSample, trainer: Trainer) -> list[float]:

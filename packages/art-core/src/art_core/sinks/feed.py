@@ -123,8 +123,15 @@ class _Follower:
 
     def _hand_on(self) -> None:
         for kind, parse in self._logs.items():
-            for end, (step, metrics) in _read(self._folder / f"{kind}.jsonl", self._positions.get(kind, 0), parse):
+            log = self._folder / f"{kind}.jsonl"
+            if log.exists():  # shorter than it was: lines were removed by hand
+                self._positions[kind] = min(self._positions.get(kind, 0), log.stat().st_size)
+            records = _read(log, self._positions.get(kind, 0), parse)
+            while True:
                 try:
+                    if (record := next(records, None)) is None:
+                        break
+                    end, (step, metrics) = record
                     if self._sink is None:
                         self._sink = self._opener()
                     self._write_cursor(self._positions | {kind: end})  # first: twice is worse than not at all
@@ -161,7 +168,7 @@ class _Follower:
     def _read_cursor(self) -> dict[str, int]:
         try:
             positions = json.loads(self._cursor.read_text())
-            return {kind: int(positions[kind]) for kind in self._logs if kind in positions}
+            return {kind: max(0, int(positions[kind])) for kind in self._logs if kind in positions}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError) as error:
