@@ -152,8 +152,10 @@ def test_a_step_lost_to_what_options_leave_out_is_told_as_that_and_not_as_empty_
 
 def test_rewards_are_compared_with_the_range_that_was_stated() -> None:
     given = run(3)
-    assert names(RunHistory(given.steps, given.rollouts, reward_range=(0.0, 1.0))) == []
-    found = only(RunHistory(given.steps, given.rollouts, reward_range=(-1.0, 0.5)), "reward-out-of-range")
+    assert names(RunHistory(steps=given.steps, rollouts=given.rollouts, reward_range=(0.0, 1.0))) == []
+    found = only(
+        RunHistory(steps=given.steps, rollouts=given.rollouts, reward_range=(-1.0, 0.5)), "reward-out-of-range"
+    )
     assert found.severity == "problem"
     assert "stated are -1 to 0.5" in found.evidence
 
@@ -258,3 +260,16 @@ def test_no_numbers_break_the_diagnosis(steps: list[dict[str, float]]) -> None:
     for symptom in SYMPTOMS:
         found = symptom(given_history)
         assert found is None or (found.evidence and found.remedy)
+
+
+def test_a_supervised_warm_up_is_no_sickness_of_the_reinforcement_that_follows() -> None:
+    """300 updates whose learning rate and entropy fall to nothing, and then steps as healthy as others."""
+    warm_up = tuple(
+        Step(number, {"sft/update": 1.0, "train/learning_rate": 2e-4 * (301 - number) / 300, "train/entropy": 0.01})
+        for number in range(1, 301)
+    )
+    healthy = tuple(Step(300 + step.number, step.metrics) for step in run(3).steps)
+    assert diagnose(RunHistory(steps=healthy, supervised=warm_up, rollouts=healthy)) == []
+    gap = (*warm_up[:100], *warm_up[150:])
+    (found,) = diagnose(RunHistory(steps=healthy, supervised=gap, rollouts=healthy))
+    assert (found.name, "101-150" in found.evidence) == ("steps-missing", True)

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ async def train(model: art.TrainableModel, *, rewards: tuple[float, float] = (0.
             )
         attempt.reward = reward
         members.append(attempt)
-    options = {"kl_coef": 0.1, "kl_reference": reference} if reference else {}
+    options: dict[str, Any] = {"kl_coef": 0.1, "kl_reference": reference} if reference else {}
     await model.train([art.TrajectoryGroup(members)], **options)
 
 

@@ -31,6 +31,11 @@ class Step:
         """Whether the weights were trained."""
         return not self.metrics.get("step/skipped")
 
+    @property
+    def supervised(self) -> bool:
+        """Whether it is an update of `train_sft`, which has no rollouts, and a learning rate that ends near 0."""
+        return "sft/update" in self.metrics
+
     def sum(self, names: Sequence[str]) -> float | None:
         """The sum of those of `names` that were measured; None where none was."""
         values = [self.metrics[name] for name in names if name in self.metrics]
@@ -41,13 +46,14 @@ class Step:
 class RunHistory:
     """A run, as numbers.
 
-    `steps` are the calls of `train`, in order. `rollouts` are what the rollouts of each were like: as a rule the same,
-    but for runs whose steps did not report it. `logged` are sums over what was given to `log`, by split.
-    `reward_range` is what the rewards should lie in, where it was stated. `checkpoint_faults` says what is wrong with
-    the checkpoints that are not whole, by step.
+    `steps` are the calls of `train`, in order, and `supervised` the updates of `train_sft`. `rollouts` are what the
+    rollouts of each step were like: as a rule the same, but for runs whose steps did not report it. `logged` are sums
+    over what was given to `log`, by split. `reward_range` is what the rewards should lie in, where it was stated.
+    `checkpoint_faults` says what is wrong with the checkpoints that are not whole, by step.
     """
 
     steps: tuple[Step, ...] = ()
+    supervised: tuple[Step, ...] = ()
     rollouts: tuple[Step, ...] = ()
     logged: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     reward_range: tuple[float, float] | None = None
@@ -57,6 +63,11 @@ class RunHistory:
     def made(self) -> tuple[Step, ...]:
         """The steps that trained the weights."""
         return tuple(step for step in self.steps if step.made)
+
+    @property
+    def numbered(self) -> tuple[Step, ...]:
+        """All that made a checkpoint or could have, supervised updates among them, by their numbers."""
+        return tuple(sorted((*self.made, *self.supervised), key=lambda step: step.number))
 
 
 Symptom = Callable[[RunHistory], Finding | None]

@@ -45,18 +45,18 @@ def failed_rollouts(history: RunHistory) -> Finding | None:
 
 def steps_missing(history: RunHistory) -> Finding | None:
     """Numbers that no step of the record has."""
-    numbers = [step.number for step in history.made]
+    numbers = [step.number for step in history.numbered]
     if not numbers:
         return None
     missing = sorted(set(range(min(numbers), max(numbers))) - set(numbers))
     if not missing:
         return None
-    around = [step for step in history.made if step.number - 1 in missing]
+    around = [step for step in history.numbered if step.number - 1 in missing]
     return finding(
         "steps-missing",
         "warning",
         around,
-        history.made,
+        history.numbered,
         f"no report of {spans(missing)}",
         "The process ended between a checkpoint and its report, or the file was edited; training is not affected",
     )
@@ -64,15 +64,15 @@ def steps_missing(history: RunHistory) -> Finding | None:
 
 def steps_twice(history: RunHistory) -> Finding | None:
     """Numbers that several steps of the record have."""
-    counts = Counter(step.number for step in history.made)
+    counts = Counter(step.number for step in history.numbered)
     twice = {number for number, count in counts.items() if count > 1}
     if not twice:
         return None
     return finding(
         "steps-twice",
         "warning",
-        [step for step in history.made if step.number in twice],
-        history.made,
+        [step for step in history.numbered if step.number in twice],
+        history.numbered,
         f"{len(twice)} steps were made more than once",
         "The run went back to an earlier checkpoint, because a newer one was lost or deleted: see checkpoint-damaged",
     )

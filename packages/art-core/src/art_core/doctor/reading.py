@@ -45,12 +45,20 @@ def read_history(folder: Path, *, reward_range: tuple[float, float] | None = Non
     faults = checkpoint_faults(folder)
     if (folder / MODEL_FILE).is_file():
         reader = Run(folder)
-        steps = [Step(report.step, report.metrics) for report in reader.steps()]
-        return RunHistory(tuple(steps), _rollouts_of(reader, steps), _logged(reader), reward_range, faults)
+        every = [Step(report.step, report.metrics) for report in reader.steps()]
+        steps = [step for step in every if not step.supervised]
+        return RunHistory(
+            steps=tuple(steps),
+            supervised=tuple(step for step in every if step.supervised),
+            rollouts=_rollouts_of(reader, steps),
+            logged=_logged(reader),
+            reward_range=reward_range,
+            checkpoint_faults=faults,
+        )
     steps, places = _mcp_steps(folder)
     sampled = {} if _reported(steps) else _mcp_rollouts(folder, set(places))
     rollouts = [Step(s.number, {**sampled.get(place, {}), **s.metrics}) for s, place in zip(steps, places, strict=True)]
-    return RunHistory(tuple(steps), tuple(rollouts), {}, reward_range, faults)
+    return RunHistory(steps=tuple(steps), rollouts=tuple(rollouts), reward_range=reward_range, checkpoint_faults=faults)
 
 
 def read_findings(folder: Path, *, reward_range: tuple[float, float] | None = None) -> list[tuple[Finding, int | None]]:

@@ -29,6 +29,7 @@ class Watch:
     def __init__(self, store: Store, before: Iterable[StepReport] = ()) -> None:
         self._store = store
         self._steps: deque[Step] = deque(maxlen=_KEPT_STEPS)
+        self._supervised: list[Step] = []  # their numbers only
         self._told: dict[str, Severity] = {}
         try:
             for record in store.records(FINDINGS):
@@ -36,9 +37,14 @@ class Watch:
                     self._told[record["name"]] = record["severity"]
                 else:
                     self._told.pop(record["name"], None)
-            self._steps.extend(Step(report.step, report.metrics) for report in before)
+            for report in before:
+                self._remember(Step(report.step, report.metrics))
         except (ArtError, KeyError) as error:
             _logger.warning("what was found earlier cannot be read: %s; findings begin anew", error)
+
+    def supervised(self, report: StepReport) -> None:
+        """Remember an update of `train_sft`, in which nothing is looked for."""
+        self._remember(Step(report.step, report.metrics))
 
     def observed(self, report: StepReport, *, log_as: str | None = None) -> StepReport:
         """`report` with the findings that are new with it, which are kept, and logged where `log_as` names the run.
@@ -55,9 +61,10 @@ class Watch:
         return replace(report, findings=tuple(new))
 
     def _observe(self, step: Step) -> list[Finding]:
-        self._steps.append(step)
+        self._remember(step)
         steps = tuple(self._steps)
-        current = {f.name: f for f in diagnose(RunHistory(steps=steps, rollouts=steps)) if f.current}
+        history = RunHistory(steps=steps, supervised=tuple(self._supervised), rollouts=steps)
+        current = {f.name: f for f in diagnose(history) if f.current}
         for name in [name for name in self._told if name not in current]:
             del self._told[name]
             self._store.append(FINDINGS, {"event": "ended", "step": step.number, "name": name})
@@ -68,3 +75,9 @@ class Watch:
                 FINDINGS, {"event": "began", "step": step.number, **finding.model_dump(mode="json", exclude={"steps"})}
             )
         return new
+
+    def _remember(self, step: Step) -> None:
+        if step.supervised:
+            self._supervised.append(Step(step.number, {}))
+        else:
+            self._steps.append(step)

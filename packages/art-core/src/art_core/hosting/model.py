@@ -314,6 +314,8 @@ class HostedModel:
 
     def _log_step(self, report: StepReport) -> None:
         self.run.log_step(report)
+        if "sft/update" in report.metrics:
+            self._watch.supervised(report)
         self.feed.wake()
 
     async def _prune(self, made: Collection[int] = ()) -> None:

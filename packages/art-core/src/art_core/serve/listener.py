@@ -53,6 +53,9 @@ class _Protocol(H11Protocol):
             self._late = None
 
 
+_CLIENTS_CLOSE_S = 0.01
+
+
 class _Server(uvicorn.Server):
     """Leaves the signal handlers of the process alone, tells when it listens, and ends at once when told to.
 
@@ -87,6 +90,8 @@ class _Server(uvicorn.Server):
         except TimeoutError:
             for task in self.server_state.tasks:
                 task.cancel()
+        # Clients on this event loop see that their connections have ended, and close them; nobody may run it again.
+        await asyncio.sleep(_CLIENTS_CLOSE_S)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
