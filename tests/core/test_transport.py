@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import warnings
 
 import httpx2
 
+import art_core as art
+from art_core.testing import InProcessBackend
 from art_core.transport import LoopsTransport
 
 
@@ -35,3 +38,25 @@ async def test_its_connections_are_closed_while_the_loop_goes_on() -> None:
         await asyncio.sleep(0.01)
     assert closed == [True]
     server.close()
+
+
+def test_connections_of_a_model_that_goes_as_its_loop_ends_are_closed() -> None:
+    async def asked() -> None:
+        async with InProcessBackend(lambda _: "yes") as backend:
+            model = art.TrainableModel(name="m", project="p", base_model="scripted")
+            await model.register(backend)
+            await asyncio.gather(
+                *(
+                    model.openai_client().chat.completions.create(
+                        model=model.get_inference_name(), messages=[{"role": "user", "content": "?"}]
+                    )
+                    for _ in range(4)
+                )
+            )
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            asyncio.run(asked())
+            gc.collect()
+    assert [str(warning.message) for warning in caught if issubclass(warning.category, ResourceWarning)] == []

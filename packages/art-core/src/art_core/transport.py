@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import socket
 import threading
@@ -94,16 +93,24 @@ async def _until_the_loop_ends(
     try:
         yield
     finally:
+        _kept.pop(id(pool), None)
         if (ended := loop()) is not None:
             pools.pop(ended, None)
         await pool.aclose()
 
 
 def _close_all(pools: _Pools) -> None:
-    """Close the pools of a transport that is gone, each in its loop. Sockets that are only dropped are warned about."""
-    for loop, (_, closer) in list(pools.items()):
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(_begin_closing, loop, closer)
+    """Close the pools of a transport that is gone, each in its loop. Sockets that are only dropped are warned about.
+
+    A little later: a loop that is about to end cancels its tasks, and with them what they were closing; until then the
+    pool is kept, so that the loop's end closes it.
+    """
+    for loop, (pool, closer) in list(pools.items()):
+        _kept[id(pool)] = closer
+        try:
+            loop.call_soon_threadsafe(loop.call_later, _CLOSE_AFTER_S, _begin_closing, loop, closer)
+        except RuntimeError:  # the loop has ended meanwhile, and closed it
+            _kept.pop(id(pool), None)
 
 
 def _begin_closing(loop: asyncio.AbstractEventLoop, closer: AsyncGenerator[None, None]) -> None:
@@ -112,6 +119,8 @@ def _begin_closing(loop: asyncio.AbstractEventLoop, closer: AsyncGenerator[None,
     task.add_done_callback(_closing.discard)
 
 
+_CLOSE_AFTER_S = 0.05
+_kept: dict[int, AsyncGenerator[None, None]] = {}
 _closing: set[asyncio.Task[None]] = set()
 
 
