@@ -128,11 +128,15 @@ class SftExample(_Body):
 
 
 class SftRequest(_Body):
-    """`options` are the fields of `art_core.SftConfig`; `num_failed` trajectories were left out by the client."""
+    """`options` are the fields of `art_core.SftConfig`.
+
+    The client left out `num_failed` trajectories, and `num_validation_failed` of the held-out ones.
+    """
 
     examples: _Many[SftExample]
     validation: _Many[SftExample] = Field(default_factory=list)
     num_failed: int = Field(default=0, ge=0)
+    num_validation_failed: int = Field(default=0, ge=0)
     options: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -169,6 +169,7 @@ class HostedModel:
                 on_progress=on_progress,
                 on_commit=self._prune,
                 counters={"sft/trajectories_failed": float(request.num_failed)},
+                num_validation_failed=request.num_validation_failed,
             )
             self._running = asyncio.create_task(run.execute(), name=_SFT)
             try:

@@ -49,6 +49,7 @@ async def train_sft(
         examples=training.examples,
         validation=[] if held_out is None else held_out.examples,
         num_failed=training.num_failed,
+        num_validation_failed=0 if held_out is None else held_out.num_failed,
         options=dataclasses.asdict(config),
     )
     return await backend.train_sft(project, name, request, on_progress=on_progress)

@@ -31,6 +31,12 @@ LOG = "sft"
 """The store's log of supervised trainings: what was begun, with its options, and what was finished, with its result."""
 _MOST_UPDATES = 1_000_000
 """Each has its learning rate and its loss in memory; a run of more was not meant."""
+_OF_VALIDATION = {
+    "sft/validation_overlong_skipped": "sft/overlong_skipped",
+    "sft/validation_without_answer": "sft/examples_without_answer",
+    "sft/validation_rows_cut": "sft/rows_cut",
+}
+"""What is left out of the held-out examples, and what it is called of those trained on."""
 
 
 @dataclass
@@ -54,6 +60,8 @@ class SftRun:
     on_commit: Callable[[Collection[int]], Awaitable[None]] | None = None
     """Called behind each checkpoint, with the steps of those that this run has made."""
     counters: dict[str, float] = field(default_factory=dict)
+    num_validation_failed: int = 0
+    """Held-out trajectories that the client left out."""
     made: dict[int, Checkpoint] = field(default_factory=dict)
     """The checkpoints that this run has made, by their steps."""
 
@@ -242,6 +250,8 @@ class SftRun:
         }
         if self.validation is not None:
             metrics["sft/validation_examples"] = float(len(self.validation.examples))
+            metrics["sft/validation_failed"] = float(self.num_validation_failed)
+            metrics |= {name: self.validation.counters[counted] for name, counted in _OF_VALIDATION.items()}
             metrics["sft/validation_in_training"] = float(_num_shared(self.validation, self.training))
             metrics["sft/validation_loss_before"] = begun["validation_loss"]
             if validation_loss is not None:
