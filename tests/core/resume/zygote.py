@@ -24,9 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-import fastapi  # noqa: F401 - warm
 import openai  # noqa: F401
 import renderers  # noqa: F401
+import starlette.applications  # noqa: F401 - warm
 import torch
 import uvicorn  # noqa: F401
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: F401
