@@ -212,3 +212,4 @@ def test_a_log_that_was_made_shorter_or_cannot_be_read_ends_no_sink(tmp_path: Pa
     feed.wake()
     until(lambda: sink.logged[-1][0] == 3)
     feed.close()
+    assert [number for number, _ in sink.logged] == [1, 2, 3]

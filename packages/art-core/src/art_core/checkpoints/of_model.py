@@ -19,8 +19,10 @@ class WithCheckpoints(abc.ABC):
     base_model: str
     config: dict[str, Any]
 
-    def __init__(self, *, name: str, project: str, base_model: str, config: Mapping[str, Any] | None = None) -> None:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __init__(
+        self, *, name: str, project: str, base_model: str, config: Mapping[str, Any] | None = None
+    ) -> None: ...
 
     @abc.abstractmethod
     def backend(self) -> Backend: ...
