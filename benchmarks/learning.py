@@ -1,6 +1,6 @@
 """Whether training makes an agent better: held-out success before, during and after, of each loss and seed.
 
-    python benchmarks/learning.py [--losses ppo,cispo,gspo] [--seeds 0,1,2] [--steps 24] [--model small] \
+    python benchmarks/learning.py [--losses ppo,cispo,gspo] [--seeds 0,1,2] [--steps 32] [--model small] \
         [--out runs/learning] [--json]
 
 The task: a clerk with three tools answers a question about an item of a shop. `find` gives the number of an item,
@@ -294,7 +294,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train agents with several losses and seeds; show that they learn.")
     parser.add_argument("--losses", type=_names, default="ppo,cispo,gspo", help=f"of {', '.join(OPTIONS)}")
     parser.add_argument("--seeds", type=_seeds, default="0,1,2")
-    parser.add_argument("--steps", type=int, default=24, help="training steps of each run")
+    parser.add_argument("--steps", type=int, default=32, help="training steps of each run")
     parser.add_argument("--model", default="small", help="small (made on the spot), smollm2-135m or a folder")
     parser.add_argument("--taught", type=int, nargs=2, default=(300, 80), help="updates of the start's teaching")
     parser.add_argument("--out", type=Path, default=Path("runs/learning"), help="folder of everything; gone on with")

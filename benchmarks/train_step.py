@@ -1,14 +1,15 @@
 """One optimiser step of the native trainer against TRL's GRPOTrainer, both on the same rows.
 
     python benchmarks/train_step.py [--model smollm2-135m] [--groups 1] [--members 8] [--prompt 512] [--new 64] \
-        [--long 8192] [--repeats 2] [--threads N] [--dtype auto]
+        [--long 8192] [--repeats 2] [--threads N] [--dtype auto] [--trl-rows N]
 
 A group is `--members` completions of `--new` tokens after the same prompt of `--prompt` tokens; every completion token
 is trained. Both sides start from the same model and the same LoRA adapter on the same modules, take the loss `cispo`
 as a mean over tokens, and make a whole step: gradient, clipping, AdamW. TRL runs its own loop (`trainer.train()`) and
 is handed the rows where it would have generated them. It is tried first with micro-batches of 1, 2 and 4 rows, and with
 gradient checkpointing and whole groups; the fastest is what is measured, in turns with ours, after a step of each that
-is not. Both compute in the same number type with the same threads.
+is not. `--trl-rows` names a size of micro-batch that is known to be the fastest, which spares the trials. Both compute
+in the same number type with the same threads.
 
 Loss and gradient of the first step are compared. `--long` is the length of the row for which the peak memory of the
 whole process is shown, each side in a process of its own, TRL with gradient checkpointing; 0 leaves it out. `--model`
@@ -239,7 +240,9 @@ def run_trl(trainer: Any, timed: Timed, after: Callable[[], None] = lambda: None
     return gradient
 
 
-def measure(folder: Path, load: Load, *, repeats: int, threads: int | None, dtype: str) -> tuple[Timed, Timed]:
+def measure(
+    folder: Path, load: Load, *, repeats: int, threads: int | None, dtype: str, trl_rows: int | None
+) -> tuple[Timed, Timed]:
     """The steps of both sides; prints what else there is to say."""
     rows = rows_of(load, vocabulary_of(folder), seed=0)
     with tempfile.TemporaryDirectory() as name:
@@ -255,6 +258,8 @@ def measure(folder: Path, load: Load, *, repeats: int, threads: int | None, dtyp
 
         sizes = [size for size in (1, 2, 4) if len(rows) % size == 0]
         candidates = [*(TrlSettings(size, False) for size in sizes), TrlSettings(load.members, True)]
+        if trl_rows is not None:
+            candidates = [TrlSettings(trl_rows, False)]
         trials: dict[TrlSettings, float] = {}
         for settings in candidates:
             trial, seconds = open_trl(folder, adapter, rows, load, settings, dtype=dtype, steps=1), Timed()
@@ -324,9 +329,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--threads", type=int, default=None, help="torch's threads, for both; default: torch's choice")
     parser.add_argument("--dtype", choices=["auto", "bfloat16", "float32"], default="auto")
+    parser.add_argument("--trl-rows", type=int, default=None, help="rows of TRL's micro-batches; default: the fastest")
     options = parser.parse_args()
     if min(options.groups, options.prompt, options.new, options.repeats) < 1 or options.members < 2:
         parser.error("wanted counts of 1 or more, and 2 members or more")
+    if options.trl_rows is not None and (options.trl_rows < 1 or options.groups * options.members % options.trl_rows):
+        parser.error("--trl-rows must divide the number of rows")
     if options.long and options.long < 32:
         parser.error("--long is less than 32 tokens; wanted more, or 0")
     # TRL and PEFT call transformers by names that it has deprecated.
@@ -343,7 +351,14 @@ def main() -> None:
             peak = peak_of_long_row(options.long_only, folder, options.long, options.dtype, options.threads)
             print(f"{options.long_only}: peak memory {peak:.2f} GB with a row of {options.long} tokens")
             return
-        ours, trl = measure(folder, load, repeats=options.repeats, threads=options.threads, dtype=options.dtype)
+        ours, trl = measure(
+            folder,
+            load,
+            repeats=options.repeats,
+            threads=options.threads,
+            dtype=options.dtype,
+            trl_rows=options.trl_rows,
+        )
     except (ArtError, RuntimeError) as error:
         sys.exit(f"train_step: {error}")
     if options.long:

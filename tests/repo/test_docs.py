@@ -11,7 +11,6 @@ A comment on the line above a block changes that:
 - `<!-- test: skip REASON -->`: the block is not checked.
 - `<!-- test: run -->`: the commands of a `console` block are run, where the page's `python` blocks have run before,
   and their output is compared; a line `...` stands for any lines.
-- `<!-- test: slow -->`: as the language says, but only in the slow part of the tests. `run slow` goes together.
 
 Links to files and to headings must lead somewhere.
 """
@@ -87,8 +86,16 @@ def read_blocks(page: Path) -> list[Block]:
 
 
 BLOCKS = [block for page in PAGES if page.is_file() for block in read_blocks(page)]
-of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 CONSOLE = [block for block in BLOCKS if block.language == "console" and not block.skipped]
+RUN = [block for block in BLOCKS if block.language == "python" and not block.skipped or "run" in block.marker]
+PAGES_THAT_RUN = [page for page in PAGES if any(block.page == page for block in RUN)]
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+of_each_page = pytest.mark.parametrize("page", PAGES, ids=_name)
 
 
 def commands(block: Block) -> list[tuple[str, list[str]]]:
@@ -104,14 +111,12 @@ def commands(block: Block) -> list[tuple[str, list[str]]]:
     return found
 
 
-def run_python(page: Path, folder: Path, *, slow: bool) -> None:
+def run_python(page: Path, folder: Path) -> None:
     """Run the python blocks of `page` as one script, in which they keep their line numbers."""
-    chosen = [b for b in BLOCKS if b.page == page and b.language == "python" and not b.skipped]
-    if not chosen or any("slow" in block.marker for block in chosen) != slow:
-        return
     lines: list[str] = []
-    for block in chosen:
-        lines += [""] * (block.line - len(lines)) + block.text.splitlines()
+    for block in BLOCKS:
+        if block.page == page and block.language == "python" and not block.skipped:
+            lines += [""] * (block.line - len(lines)) + block.text.splitlines()
     code = _RUN_PAGE.format(text="\n".join(lines), page=str(page))
     ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -184,40 +189,19 @@ def test_markers_of_blocks_are_known(page: Path) -> None:
         if block.skipped:
             assert len(block.marker) > 1, f"{block.where}: `test: skip` needs a reason"
         else:
-            assert set(block.marker) <= {"run", "slow"}, f"{block.where}: unknown marker {block.marker}"
+            assert set(block.marker) <= {"run"}, f"{block.where}: unknown marker {block.marker}"
             assert "run" not in block.marker or block.language == "console"
         assert block.language, f"{block.where}: name the language of the block, `text` if there is none"
 
 
-@of_each_page
-def test_python_runs(page: Path, tmp_path: Path) -> None:
-    run_python(page, tmp_path, slow=False)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the README trains a model
-@of_each_page
-def test_slow_python_runs(page: Path, tmp_path: Path) -> None:
-    run_python(page, tmp_path, slow=True)
-
-
-@of_each_page
-def test_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
-    shown = [b for b in CONSOLE if b.page == page and "run" in b.marker and "slow" not in b.marker]
-    if shown:
-        run_python(page, tmp_path, slow=False)
-    for block in shown:
-        run_console(block, tmp_path)
-
-
-@pytest.mark.slow
-@of_each_page
-def test_slow_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
-    shown = [b for b in CONSOLE if b.page == page and {"run", "slow"} <= set(b.marker)]
-    if shown:
-        run_python(page, tmp_path, slow=True)
-    for block in shown:
-        run_console(block, tmp_path)
+@pytest.mark.parametrize("page", PAGES_THAT_RUN, ids=_name)
+def test_code_runs_and_commands_print_what_is_shown(page: Path, tmp_path: Path) -> None:
+    run_python(page, tmp_path)
+    for block in CONSOLE:
+        if block.page == page and "run" in block.marker:
+            run_console(block, tmp_path)
 
 
 @of_each_page
@@ -275,10 +259,10 @@ def test_error_codes_of_the_server_are_those_of_its_page() -> None:
 def test_blocks_are_read_with_language_marker_and_line(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "text\n\n<!-- test: run slow -->\n```console\n$ a \\\n  b\nout\n```\n\n````text\n```python\n```\n````\n"
+        "text\n\n<!-- test: run -->\n```console\n$ a \\\n  b\nout\n```\n\n````text\n```python\n```\n````\n"
     )
     first, second = read_blocks(page)
-    assert (first.line, first.language, first.marker) == (4, "console", ("run", "slow"))
+    assert (first.line, first.language, first.marker) == (4, "console", ("run",))
     assert commands(first) == [("a b", ["out"])]
     assert (second.language, second.marker, second.text) == ("text", (), "```python\n```\n")
 
