@@ -258,9 +258,7 @@ def test_error_codes_of_the_server_are_those_of_its_page() -> None:
 
 def test_blocks_are_read_with_language_marker_and_line(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(
-        "text\n\n<!-- test: run -->\n```console\n$ a \\\n  b\nout\n```\n\n````text\n```python\n```\n````\n"
-    )
+    page.write_text("text\n\n<!-- test: run -->\n```console\n$ a \\\n  b\nout\n```\n\n````text\n```python\n```\n````\n")
     first, second = read_blocks(page)
     assert (first.line, first.language, first.marker) == (4, "console", ("run",))
     assert commands(first) == [("a b", ["out"])]
