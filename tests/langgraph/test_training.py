@@ -188,7 +188,7 @@ async def test_a_failed_attempt_is_counted_and_never_a_reward(
     result = await art_langgraph.train(model, attempt, ["a"], steps=1, **{**QUIET, "show_progress": True})
     assert result.rewards == (2 / 3,)
     told = capsys.readouterr().err
-    assert re.search(r"batch 1 of 1: step 1  reward 0\.667 · .* tokens/s · .*  failed: ConnectionError 1\n", told)
+    assert re.search(r"batch 1 of 1: step 1 · reward 0\.667 · .* tokens/s · .* · failed: ConnectionError 1\n", told)
     assert len(backend.trainer.steps[0][0]) == 3
 
 
@@ -431,5 +431,5 @@ async def test_a_line_tells_the_time_that_is_left(served: Served, capsys: pytest
     model, _ = served
     await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, **{**QUIET, "show_progress": True})
     first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("batch")]
-    assert re.search(r"  about \d+s left$", first)
+    assert re.search(r" · about \d+s left$", first)
     assert "left" not in second

@@ -48,7 +48,7 @@ async def test_a_file(model: art.TrainableModel, backend: InProcessBackend, tmp_
     result = await model.train_sft(path, batch_size=2, shuffle=False, epochs=1, on_progress=told.append)
     assert (result.step, result.skipped, await model.get_step()) == (2, None, 2)
     assert trained(backend) == [["a<|im_end|>", "b<|im_end|>"], ["c<|im_end|>"]]
-    assert [line.split(",")[0] for line in told if line.startswith("update")] == [
+    assert [line.split(" · ")[0] for line in told if line.startswith("update")] == [
         "update 1 of 2: loss 5.5568",
         "update 2 of 2: loss 5.5568",
     ]

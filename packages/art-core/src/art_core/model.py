@@ -16,7 +16,7 @@ from art_core.claims import attach_exchanges, attach_known_exchanges
 from art_core.config import TrainConfig
 from art_core.control import SKIPPED_BATCHES, ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
-from art_core.lines import step_figures
+from art_core.lines import progress_line, step_figures
 from art_core.moving import missing_method, refuse_unknown
 from art_core.outcomes import error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
 from art_core.progress import lines_now_and_then
@@ -119,8 +119,8 @@ class TrainResult:
     findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
-        parts = [step_figures(self.metrics), f"skipped: {self.skipped}" if self.skipped else ""]
-        return f"step {self.step}: " + " · ".join(part for part in parts if part)
+        skipped = f"skipped: {self.skipped}" if self.skipped else ""
+        return progress_line(f"step {self.step}", step_figures(self.metrics), skipped)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
 from art_core.doctor import Watch, rollout_counts
 from art_core.errors import DataError, StorageError
-from art_core.lines import format_duration
+from art_core.lines import progress_line
 from art_core.loop import score, train_step, training_rows
 from art_core.outcomes import rollout_metrics
 from art_core.protocols import Trainer
@@ -214,16 +214,20 @@ class _Run:
         metrics = await self._optimise(rows, config.objective(), cursor, extra=summary)
         self.progress.advance(units=len(jobs) * _TRAINING_UNITS, items=0)
         too_small = int(counters["groups/too_small"])
+        rate = summary.get("tokens/sampled_per_s", 0.0)
         notes = [f"{too_small} groups with fewer than two scored attempts"] if too_small else []
         notes += ["skipped: nothing to learn from"] if metrics["step/skipped"] else [loss_figures(metrics)]
-        left = self.progress.time_left_s()
-        notes += [f"about {format_duration(left)} left"] if left is not None else []
         self.progress.line(
-            f"step {step}/{settings.steps}: reward {summary['train/reward']:.2f} · "
-            f"success {summary['train/success']:.2f} · "
-            f"{int(counters['groups/without_signal'])} of {len(groups)} groups without signal · "
-            f"rollouts {summary['time/rollout_s']:.0f} s at {summary.get('tokens/sampled_per_s', 0.0):.0f} tokens/s · "
-            + " · ".join([f"training {metrics.get('time/train_s', 0.0):.0f} s", *notes])
+            progress_line(
+                f"step {step}/{settings.steps}",
+                f"reward {summary['train/reward']:.2f}",
+                f"success {summary['train/success']:.2f}",
+                f"{int(counters['groups/without_signal'])} of {len(groups)} groups without signal",
+                f"rollouts {summary['time/rollout_s']:.0f} s at {rate:.0f} tokens/s",
+                f"training {metrics.get('time/train_s', 0.0):.0f} s",
+                *notes,
+                left_s=self.progress.time_left_s(),
+            )
         )
         for finding in self.watch.observed(StepReport(self.trainer.step_count, metrics)).findings:
             self.progress.line(str(finding))

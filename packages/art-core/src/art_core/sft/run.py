@@ -17,6 +17,7 @@ from typing import Any
 from art_core.canary import WeightSyncCanary
 from art_core.dataset import iterate_dataset
 from art_core.errors import ConfigError
+from art_core.lines import progress_line
 from art_core.loop import committed
 from art_core.memory import return_free_memory
 from art_core.outcomes import num_supervised
@@ -198,10 +199,9 @@ class SftRun:
             metrics = {**report.metrics, "train/learning_rate": rate, **{name: float(n) for name, n in own.items()}}
             reports.append(StepReport(report.step, metrics))
             losses.append(report.metrics["train/loss"])
-            self.on_progress(
-                f"update {update} of {self._total}: loss {losses[-1]:.4f}"
-                + pace.after(sum(len(row.token_ids) for row in rows))
-            )
+            pace.advance(sum(len(row.token_ids) for row in rows))
+            place, loss = f"update {update} of {self._total}", f"loss {losses[-1]:.4f}"
+            self.on_progress(progress_line(place, loss, f"{pace.tokens_per_s:.0f} tokens/s", left_s=pace.left_s))
             if update % config.save_every == 0 or update == self._total:
                 await self._commit(begun, update, losses, reports)
                 reports = []
@@ -292,19 +292,28 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 class _Pace:
-    """Tokens per second, and how long `total` updates will still take."""
+    """How fast `total` updates go."""
 
     def __init__(self, total: int) -> None:
         self._started = time.monotonic()
-        self._total = total
-        self._done = 0
+        self._num_left = total
+        self._num_done = 0
         self._num_tokens = 0
 
-    def after(self, num_tokens: int) -> str:
-        """What is told behind an update on rows of `num_tokens`."""
-        self._done += 1
+    def advance(self, num_tokens: int) -> None:
+        """An update on rows of `num_tokens` is made."""
+        self._num_done += 1
+        self._num_left -= 1
         self._num_tokens += num_tokens
-        elapsed_s = max(time.monotonic() - self._started, 1e-9)
-        left_s = round(elapsed_s / self._done * (self._total - self._done))
-        clock = f"{left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02}"
-        return f", {self._num_tokens / elapsed_s:.0f} tokens/s, {clock} left"
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._num_tokens / self._elapsed_s
+
+    @property
+    def left_s(self) -> float:
+        return self._elapsed_s / self._num_done * self._num_left
+
+    @property
+    def _elapsed_s(self) -> float:
+        return max(time.monotonic() - self._started, 1e-9)
