@@ -221,8 +221,6 @@ class _Run:
         skipped = f"skipped: {result.skipped}" if result.skipped else ""
         figures = step_figures(result.metrics)
         self.say(progress_line(name, f"step {result.step}", figures, skipped, failed, left_s=left_s))
-        for finding in result.findings:
-            self.say(f"  {finding.name}: {finding.evidence}")
 
     async def evaluate(self) -> None:
         """Attempts at the validation tasks, and their record."""
