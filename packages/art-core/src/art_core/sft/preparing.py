@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from art_core.control import SftExample, SftRequest
 from art_core.errors import ConfigError, DataError
@@ -26,6 +26,23 @@ class PreparedSet:
     examples: tuple[tuple[TokenSample, ...], ...]
     counters: dict[str, float]
     digest: str
+
+    @classmethod
+    def of(cls, examples: Iterable[Sequence[TokenSample]], counters: Mapping[str, float] | None = None) -> Self:
+        """`examples` as they are, with `counters` of what was left out of them, and those of what they hold."""
+        kept = tuple(map(tuple, examples))
+        rows = [row for example in kept for row in example]
+        different = {tuple((row.token_ids, row.trained) for row in example) for example in kept}
+        counted = {
+            **(counters or {}),
+            "sft/forks": float(len(rows) - len(kept)),
+            "sft/examples": float(len(kept)),
+            "sft/duplicates": float(len(kept) - len(different)),
+            "sft/rows": float(len(rows)),
+            "sft/row_tokens": float(sum(len(row.token_ids) for row in rows)),
+            "sft/trained_tokens": float(sum(row.num_trained for row in rows)),
+        }
+        return cls(kept, counted, _digest(kept))
 
     @property
     def rows(self) -> list[TokenSample]:
@@ -93,7 +110,6 @@ def prepare(
             counts["sft/examples_without_answer"] += 1
         if rows:
             kept.append(tuple(rows))
-            counts["sft/forks"] += len(rows) - 1
     refuse_faulty(faults, len(examples), what)
     if overlong and config.overlong == "refuse":
         shown = ", ".join(overlong[:5]) + (", ..." if len(overlong) > 5 else "")
@@ -107,21 +123,11 @@ def prepare(
             f"none of the {len(examples)} {what} can be trained on: {len(overlong)} are longer than {limit} tokens, "
             f"{silent} have no answer to train"
         )
-    counted = {name: float(counts[name]) for name in _COUNTED}
-    rows = [row for rows_of_one in kept for row in rows_of_one]
-    keys = Counter(tuple((row.token_ids, row.trained) for row in one) for one in kept)
-    counted |= {
-        "sft/examples": float(len(kept)),
-        "sft/duplicates": float(len(kept) - len(keys)),
-        "sft/rows": float(len(rows)),
-        "sft/row_tokens": float(sum(len(row.token_ids) for row in rows)),
-        "sft/trained_tokens": float(sum(row.num_trained for row in rows)),
-    }
-    return PreparedSet(tuple(kept), counted, _digest(kept))
+    return PreparedSet.of(kept, {name: float(counts[name]) for name in _COUNTED})
 
 
 _COUNTED = (
-    *("sft/overlong_skipped", "sft/rows_cut", "sft/forks", "sft/examples_without_answer"),
+    *("sft/overlong_skipped", "sft/rows_cut", "sft/examples_without_answer"),
     *("sft/turns_in_history_form", "sft/turns_without_end", "sft/turns_without_reasoning"),
 )
 
