@@ -19,7 +19,7 @@ from art_core.control import SftExample
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.protocols import Store
 from art_core.samples import demonstration as supervised_row
-from art_core.sft.masks import answers_of, joined
+from art_core.sft.masks import answers_of, rows_of_answers
 from art_core.sft.preparing import PreparedSet
 from art_core.sft_config import SftConfig
 from art_core.types import ChatMessage, TokenSample
@@ -104,7 +104,7 @@ def _rows(
 ) -> Sequence[TokenSample]:
     """The rows in which what the agent says in `messages` is trained: one, unless the template rewrites history."""
     example = SftExample(source=f"demo-{scenario.id}", messages=messages, tools=toolbox.specs)
-    return joined(answers_of(example, model.renderer, "all"), example.source)
+    return rows_of_answers(answers_of(example, model.renderer, "all"), example.source)
 
 
 def _longest(rows: Sequence[TokenSample]) -> int:

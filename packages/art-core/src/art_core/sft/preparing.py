@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from art_core.control import SftExample, SftRequest
 from art_core.errors import ConfigError, DataError
-from art_core.sft.masks import answers_of, joined
+from art_core.sft.masks import answers_of, rows_of_answers
 from art_core.sft.reading import refuse_faulty
 from art_core.sft_config import SftConfig
 from art_core.types import TokenSample
@@ -90,7 +90,7 @@ def prepare(
     for example in examples:
         try:
             answers = answers_of(example, renderer, config.train_on)
-            rows = joined(answers, example.source)
+            rows = rows_of_answers(answers, example.source)
         except DataError as error:
             faults.append(f"{example.source}: {error}")
             continue
