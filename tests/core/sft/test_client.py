@@ -90,6 +90,8 @@ async def test_what_is_refused(model: art.TrainableModel, backend: InProcessBack
     good = art.Trajectory(messages_and_choices=[USER, RIGHT])
     with pytest.raises(ConfigError, match="train_sft has no option 'lr'"):
         await model.train_sft([good], lr=1e-4)
+    with pytest.raises(ConfigError, match="no option 'max_tokens': use max_row_tokens"):
+        await model.train_sft([good], max_tokens=9)
     with pytest.raises(DataError, match=r"missing\.jsonl cannot be read"):
         await model.train_sft(tmp_path / "missing.jsonl")
     with pytest.raises(DataError, match="there is nothing to train on"):
@@ -100,8 +102,8 @@ async def test_what_is_refused(model: art.TrainableModel, backend: InProcessBack
     with pytest.raises(DataError, match="1 of 2 examples have more than 4096 tokens"):
         await model.train_sft([good, long])
     assert backend.trainer.steps == []
-    result = await model.train_sft([good, long], overlong="skip")
-    assert (result.metrics["sft/overlong_skipped"], result.metrics["sft/examples"]) == (1.0, 1.0)
+    result = await model.train_sft([good, long], overlong="drop")
+    assert (result.metrics["sft/dropped_overlong"], result.metrics["sft/examples"]) == (1.0, 1.0)
 
 
 async def test_a_model_that_is_not_trained_has_none() -> None:

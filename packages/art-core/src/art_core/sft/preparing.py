@@ -75,13 +75,13 @@ def prepare(
     """The rows of `examples`, which are called `what` where something is wrong with them.
 
     Raises:
-        ConfigError: `max_tokens` is more than the model can read.
+        ConfigError: `max_row_tokens` is more than the model can read.
         DataError: an example cannot be rendered, or is too long, and `overlong` is "refuse"; or nothing is left.
     """
-    limit = config.max_tokens or max_context_tokens
+    limit = config.max_row_tokens or max_context_tokens
     if limit > max_context_tokens:
         raise ConfigError(
-            f"max_tokens is {limit}, but the model reads at most {max_context_tokens}; give less, or none"
+            f"max_row_tokens is {limit}, but the model reads at most {max_context_tokens}; give less, or none"
         )
     counts: Counter[str] = Counter()
     faults: list[str] = []
@@ -105,7 +105,7 @@ def prepare(
                 rows = [cut for row in rows if (cut := _cut(row, limit)).num_trained]
             else:
                 rows = []
-            counts["sft/overlong_skipped"] += not rows
+            counts["sft/dropped_overlong"] += not rows
         elif not rows:
             counts["sft/examples_without_answer"] += 1
         if rows:
@@ -115,7 +115,7 @@ def prepare(
         shown = ", ".join(overlong[:5]) + (", ..." if len(overlong) > 5 else "")
         raise DataError(
             f"{len(overlong)} of {len(examples)} {what} have more than {limit} tokens, nothing was begun: {shown}; "
-            "shorten them, or leave them out with overlong='skip', or their ends with overlong='cut'"
+            "shorten them, or leave them out with overlong='drop', or their ends with overlong='cut'"
         )
     if not kept:
         silent = counts["sft/examples_without_answer"]
@@ -127,7 +127,7 @@ def prepare(
 
 
 _COUNTED = (
-    *("sft/overlong_skipped", "sft/rows_cut", "sft/examples_without_answer"),
+    *("sft/dropped_overlong", "sft/rows_cut", "sft/examples_without_answer"),
     *("sft/turns_in_history_form", "sft/turns_without_end", "sft/turns_without_reasoning"),
 )
 

@@ -33,7 +33,7 @@ LOG = "sft"
 _MOST_UPDATES = 1_000_000
 """Each has its learning rate and its loss in memory; a run of more was not meant."""
 _OF_VALIDATION = {
-    "sft/validation_overlong_skipped": "sft/overlong_skipped",
+    "sft/validation_dropped_overlong": "sft/dropped_overlong",
     "sft/validation_without_answer": "sft/examples_without_answer",
     "sft/validation_rows_cut": "sft/rows_cut",
 }
