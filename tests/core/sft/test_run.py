@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -165,6 +166,15 @@ async def test_reports_that_were_not_logged_before_the_end_are_in_the_checkpoint
         await p.run()
         assert [r.step for r in p.logged] == [3, 4, 5, 6]
         assert [r.metrics["sft/update"] for r in p.logged] == [3, 4, 5, 6]
+
+
+async def test_a_checkpoint_of_a_long_training_is_no_larger_than_one_of_a_short_one(tmp_path: Path) -> None:
+    async with process(tmp_path) as p:
+        await p.run(config=replace(CONFIG, epochs=20, save_every=3))
+        cursors = [p.store.load(checkpoint) for checkpoint in p.store.checkpoints()]
+        sizes = [len(json.dumps(cursor)) for cursor in cursors]
+    assert len(sizes) == 20
+    assert max(sizes) < min(sizes) + 100
 
 
 async def test_what_was_finished_is_not_made_again(tmp_path: Path) -> None:
