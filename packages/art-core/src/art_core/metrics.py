@@ -216,7 +216,7 @@ _CHECKS = (
             "lower",
         ),
     ),
-    *_of("log", ("batches/skipped", "batches", "1 for a batch that `train` skipped", "lower")),
+    *_of("train", ("batches/skipped", "batches", "1 for a batch that was skipped, in metrics.jsonl", "lower")),
 )
 _CAPTURE = (
     *_of(
@@ -264,6 +264,14 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Plans of the training loops": _PLANS,
 }
 METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
+
+
+_OF_TRAINING = {m.name for m in METRICS if "<" not in m.name and {"train", "train_sft"} & set(m.emitted_by.split(", "))}
+
+
+def is_of_training(name: str) -> bool:
+    """Whether `name` is that of a metric which training reports by itself: whatever else has it would shadow that."""
+    return name in _OF_TRAINING
 
 
 def as_markdown() -> str:

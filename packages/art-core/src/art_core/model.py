@@ -17,15 +17,16 @@ from art_core.config import TrainConfig
 from art_core.control import SKIPPED_BATCHES, ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
 from art_core.lines import progress_line, step_figures
+from art_core.logged import logged_metrics
 from art_core.moving import missing_method, refuse_unknown
-from art_core.outcomes import error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
+from art_core.outcomes import error_counts, shadowed_metrics, skip_reason
 from art_core.progress import lines_now_and_then
 from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
 from art_core.sft.client import train_sft
 from art_core.sft_config import SftConfig
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
-from art_core.types import Exchange, Finding, StepReport
+from art_core.types import Exchange, Finding
 from art_core.values import check_name, json_value
 
 if TYPE_CHECKING:
@@ -296,10 +297,7 @@ class TrainableModel(WithCheckpoints):
         whole = _whole_groups(groups)
         await attach_exchanges(whole, lambda ids: backend.find_exchanges(self.project, self.name, ids))
         scored = [group.with_rewards() for group in whole]
-        if whole:
-            report = await backend.train(self.project, self.name, whole, made)
-        else:
-            report = StepReport(await self.get_step(), {"groups/total": 0.0, "step/skipped": 1.0})
+        report = await backend.train(self.project, self.name, whole, made)
         if report.metrics.get("roles/absent"):
             _logger.warning(
                 "model %s: %d of the roles %s made no call in this step",
@@ -317,7 +315,6 @@ class TrainableModel(WithCheckpoints):
         if failures := error_counts(whole):
             reason += f" ({failures})"
         _logger.warning("model %s: no training step was made: %s", self.name, reason)
-        await backend.log(self.project, self.name, [], split="train", step=report.step, metrics={SKIPPED_BATCHES: 1.0})
         return TrainResult(report.step, report.metrics, reason, report.findings)
 
     async def train_sft(
@@ -377,9 +374,11 @@ class TrainableModel(WithCheckpoints):
         Trajectories without a group are kept as one.
 
         Raises:
-            DataError: a metric is not a finite number.
+            DataError: a metric is not a finite number, or would have a name that training itself reports, as a
+                trajectory's `loss` with the split `train` would; nothing was logged.
         """
         whole = _whole_groups(groups or (), allow_trajectories=True)
+        named = logged_metrics(split, whole, metrics or {})
         backend = self.backend()
 
         async def find(ids: Sequence[str]) -> list[Exchange]:
@@ -403,8 +402,7 @@ class TrainableModel(WithCheckpoints):
                 self.name,
                 shadowed,
             )
-        means = {name: mean for name, (mean, _) in group_averages(whole).items()}
-        named = named_metrics(split, means, counted, metrics or {})
+        named = {f"{split}/{name}": value for name, value in counted.items()} | named
         if step is None:
             versions = (e.policy_version for group in whole for t in group for e in t.exchanges)
             step = max(versions, default=None)
