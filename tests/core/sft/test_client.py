@@ -92,6 +92,8 @@ async def test_what_is_refused(model: art.TrainableModel, backend: InProcessBack
         await model.train_sft([good], lr=1e-4)
     with pytest.raises(ConfigError, match="no option 'max_tokens': use max_row_tokens"):
         await model.train_sft([good], max_tokens=9)
+    with pytest.raises(ConfigError, match="on_progress is a str; wanted a function that takes a line of text"):
+        await model.train_sft(tmp_path / "missing.jsonl", on_progress="loud")  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"missing\.jsonl cannot be read"):
         await model.train_sft(tmp_path / "missing.jsonl")
     with pytest.raises(DataError, match="there is nothing to train on"):

@@ -34,7 +34,7 @@ from art_core.trajectories import (
     refuse_what_ran,
 )
 from art_core.types import RolloutError
-from art_core.values import is_number
+from art_core.values import check_callable, is_number
 
 T = TypeVar("T")
 AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
@@ -272,10 +272,9 @@ class _Gathering:
         progress: Progress,
         refills: Refills | None = None,
     ) -> None:
-        if after_each is not None and not callable(after_each):
-            raise ConfigError(f"after_each is a {type(after_each).__name__}; wanted a coroutine function")
-        if not callable(on_done):
-            raise ConfigError(f"on_done is a {type(on_done).__name__}; wanted a function")
+        if after_each is not None:
+            check_callable("after_each", after_each, "a coroutine function")
+        check_callable("on_done", on_done)
         self._inputs = inputs
         self._source = iter(inputs)
         self._of_groups = of_groups

@@ -27,7 +27,7 @@ from art_core.sft.client import train_sft
 from art_core.sft_config import SftConfig
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
 from art_core.types import Exchange, Finding
-from art_core.values import check_name, json_value
+from art_core.values import check_callable, check_name, json_value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -343,6 +343,8 @@ class TrainableModel(WithCheckpoints):
         """
         backend = self.backend()
         made = SftConfig.made(config, options)
+        if on_progress is not None:
+            check_callable("on_progress", on_progress, "a function that takes a line of text")
         told = on_progress or lines_now_and_then(f"sft {self.name}")
         report = await train_sft(backend, self.project, self.name, data, validation, made, on_progress=told)
         finished = report.metrics.get("sft/already_finished")
