@@ -139,8 +139,6 @@ async def test_groups_that_cannot_be_trained_on_are_refused_with_the_culprits(
     ):
         with pytest.raises(DataError, match=message):
             await backend.train("p", "bad", [TrajectoryGroup(trajectories)], CONFIG)
-    with pytest.raises(DataError, match="no groups"):
-        await backend.train("p", "bad", [], CONFIG)
     assert (await backend.state("p", "bad")).step == 0
     assert (await backend.train("p", "bad", [good], CONFIG)).step == 1
     with pytest.raises(DataError, match="trajectory 'good-0' was sampled from policy version 0, but version 1"):
@@ -152,7 +150,11 @@ async def test_a_group_without_signal_makes_no_step(backend: Backend, base_model
     same = [await rollout(backend, "flat", f"flat-{index}", 1.0, max_tokens=4) for index in range(2)]
     report = await backend.train("p", "flat", [TrajectoryGroup(same)], CONFIG)
     assert (report.step, report.metrics["step/skipped"], report.metrics["groups/without_signal"]) == (0, 1.0, 1.0)
+    nothing = await backend.train("p", "flat", [], CONFIG)
+    assert (nothing.step, nothing.metrics["step/skipped"], nothing.metrics["groups/total"]) == (0, 1.0, 0.0)
     assert (await backend.state("p", "flat")).checkpoint_steps == []
+    logged = await backend.logged_metrics("p", "flat")
+    assert [(record.step, record.metrics) for record in logged] == [(0, {"batches/skipped": 1.0})] * 2
 
 
 def examples(*answers: str) -> list[SftExample]:

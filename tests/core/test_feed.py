@@ -162,6 +162,47 @@ def test_a_sink_that_hangs_holds_nobody_up(tmp_path: Path, caplog: pytest.LogCap
     release.set()
 
 
+def test_a_sink_that_hangs_is_told_once_while_training_goes_on_and_gets_what_it_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = threading.Event()
+
+    class Hanging(RecordingSink):
+        def log(self, step: int, metrics: Any) -> None:
+            release.wait(60)
+            super().log(step, metrics)
+
+    sink = Hanging()
+    write(tmp_path, "steps", step(1))
+    fed = Feed(tmp_path, {"steps": parse}, {"slow": lambda: sink}, hangs_after_s=0.02)
+    fed.wake()
+    for number in range(2, 6):
+        time.sleep(0.03)
+        write(tmp_path, "steps", step(number))
+        fed.wake()
+    assert fed.metrics() == {"sinks/failures": 1.0}
+    assert caplog.text.count("the sink 'slow' has not come back for") == 1
+    release.set()
+    fed.close()
+    assert [number for number, _ in sink.logged] == [1, 2, 3, 4, 5]
+
+
+def test_a_sink_whose_library_ends_the_program_ends_only_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Exiting(RecordingSink):
+        def log(self, step: int, metrics: Any) -> None:
+            raise SystemExit(3)
+
+    sinks: list[MetricSink] = [Exiting(), other := RecordingSink()]
+    write(tmp_path, "steps", step(1), step(2))
+    fed = feed(tmp_path, lambda: sinks.pop(0), retry_after_s=0.01)
+    fed.wake()
+    until(lambda: len(other.logged) == 1)
+    fed.close()
+    assert (fed.num_failures, "fails (SystemExit: 3)" in caplog.text) == (1, True)
+
+
 def test_without_sinks_there_is_no_thread_and_no_metric(tmp_path: Path) -> None:
     before = threading.active_count()
     fed = feed(tmp_path)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from art_core.errors import ConfigError, StorageError
-from art_core.gather import gather_rollouts
+from art_core.parallel import gather_rollouts
 from art_core.trajectories import Trajectory
 from art_core.types import RolloutError
 

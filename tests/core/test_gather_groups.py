@@ -275,7 +275,7 @@ def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
         progress.advance(failed=True)
     assert capsys.readouterr().err.splitlines() == [
         "gather: 0 of 2 rollouts",
-        "gather (1 failed): 1 of 2 rollouts",
+        "gather: 1 of 2 rollouts · 1 failed",
     ]
     with Progress(None) as silent:
         silent.expect(1)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import art_core as art
-from art_core.lines import step_figures, time_left
+from art_core.lines import progress_line, step_figures
 
 
 def test_a_line_has_the_figures_that_the_step_has() -> None:
@@ -15,6 +15,7 @@ def test_a_result_as_text_is_a_line() -> None:
     assert str(art.TrainResult(3, {}, skipped="there are no groups")) == "step 3: skipped: there are no groups"
 
 
-def test_the_time_left_is_told_while_there_is_some() -> None:
-    assert time_left(30.0, 10) == "about 5m00s left"
-    assert time_left(30.0, 0) == ""
+def test_how_far_something_is_and_how_long_it_takes_yet() -> None:
+    assert progress_line("update 3 of 9", "loss 0.5", "", left_s=300.0) == "update 3 of 9: loss 0.5 · about 5m00s left"
+    assert progress_line("update 9 of 9", "loss 0.4", left_s=0.0) == "update 9 of 9: loss 0.4"
+    assert progress_line("gather", left_s=None) == "gather"

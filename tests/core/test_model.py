@@ -552,13 +552,13 @@ async def test_a_model_that_is_not_trained_is_a_client_with_an_address(model: ar
 async def test_log_keeps_groups_with_their_means(model: art.TrainableModel, backend: InProcessBackend) -> None:
     made = [art.Trajectory(reward=1.0, metrics={"turns": 2, "won": True}), art.Trajectory(reward=0.0)]
     group = art.TrajectoryGroup(made, exceptions=[OSError("down")], metrics={"judged": 1})
-    await model.log([group], split="train", metrics={"loss": 0.5, "time/s": 3})
+    await model.log([group], split="train", metrics={"margin": 0.5, "time/s": 3})
     (logged,) = backend.logged
     assert (logged.split, logged.step) == ("train", 0)
     assert logged.metrics == {
         "train/exception_rate": 1 / 3,
         "train/group_judged": 1.0,
-        "train/loss": 0.5,
+        "train/margin": 0.5,
         "train/reward": 0.5,
         "train/reward_std_dev": 0.5,
         "train/turns": 2.0,
@@ -570,6 +570,22 @@ async def test_log_keeps_groups_with_their_means(model: art.TrainableModel, back
     assert (backend.logged[1].split, backend.logged[1].step) == ("val", 4)
     with pytest.raises(DataError, match="metric 'val/loss' is nan"):
         await model.log(metrics={"loss": float("nan")})
+
+
+async def test_a_metric_that_would_hide_one_of_training_is_refused(
+    model: art.TrainableModel, backend: InProcessBackend
+) -> None:
+    group = art.TrajectoryGroup([art.Trajectory(reward=1.0, metrics={"loss": 0.25}), art.Trajectory(reward=0.0)])
+    told = "metric 'loss' of trajectories would be logged as 'train/loss', which .* rename it: 'own_loss', for example"
+    with pytest.raises(DataError, match=told):
+        await model.log([group], split="train")
+    for split, name in (("train", "loss"), ("val", "train/loss"), ("reward", "mean"), ("val", "batches/skipped")):
+        with pytest.raises(DataError, match=f"metric '{name}' given to log would be logged as"):
+            await model.log(metrics={name: 1.0}, split=split)
+    assert backend.logged == []
+    await model.log([group])
+    await model.log([group], split="val", metrics={"rows": 3.0})
+    assert [logged.metrics["val/loss"] for logged in backend.logged] == [0.25, 0.25]
 
 
 async def test_a_metric_with_a_name_of_ours_is_told_once(

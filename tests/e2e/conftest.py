@@ -51,7 +51,7 @@ async def _demonstrations(folder: Path) -> list[Any]:
     from art_mcp.runfolder import propose_scenarios
     from art_mcp.settings import RunSettings
     from art_mcp.stack import ServedModel, open_toolbox
-    from art_mcp.warmup import demonstration_rows
+    from art_mcp.warmup import demonstrations
 
     settings = RunSettings(server=CLERK, deny_tools=("lookup", "shout"), num_train=64, num_held_out=1, seed=99)
     with Progress(quiet=True) as progress:
@@ -59,9 +59,10 @@ async def _demonstrations(folder: Path) -> list[Any]:
             scenarios = await propose_scenarios(settings, toolbox, progress)
             engine = SimpleNamespace(max_context_tokens=1024)
             model = cast(ServedModel, SimpleNamespace(renderer=load_renderer(folder), engine=engine))
-            return await demonstration_rows(
+            made = await demonstrations(
                 MemoryStore(), model, toolbox, scenarios[:-1], answer_every=1, say=progress.line
             )
+            return made.rows
 
 
 def _teach(folder: Path, rows: list[Any]) -> None:

@@ -80,6 +80,7 @@ def test_a_run_leaves_everything_it_promises(unbroken: Path) -> None:
     assert len(lines(unbroken / "scenarios.jsonl")) == 9
     assert "| step | reward |" in (unbroken / "report.md").read_text()
     assert "final: success" in (unbroken / "run.log").read_text()
+    assert [record["event"] for record in lines(unbroken / "sft.jsonl")] == ["begun", "finished"]
 
 
 def test_reinforcement_had_something_to_do_and_changed_the_weights(unbroken: Path) -> None:

@@ -142,7 +142,7 @@ async def test_the_reward_of_a_failed_attempt_counts_nowhere(
     assert result.before.rewards[1] is None
     assert all(0 <= reward <= 1 for reward in [*result.rewards, result.before.rewards[0] or 0.0])
     assert str(result).endswith("(before: 1 of 2 tasks, 3 attempts failed; after: 1 of 2 tasks, 3 attempts failed)")
-    told = " on 1 of 2 tasks, 3 attempts failed  failed: Down 3; the first: Down: the mail server is down\n"
+    told = " on 1 of 2 tasks, 3 attempts failed · failed: Down 3; the first: Down: the mail server is down\n"
     assert told in capsys.readouterr().err
     again = await art_langgraph.train(model, attempt, ["a"], steps=1, validation=["v", "never"], **options)
     assert again.before == result.before

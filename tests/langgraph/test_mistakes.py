@@ -62,5 +62,5 @@ async def test_where_half_of_the_attempts_fail_the_first_is_shown_with_its_place
     await art_langgraph.train(model, attempt, ["ZZ"], steps=1, **options)
     told = capsys.readouterr().err
     place = rf"\(at test_mistakes\.py:{look_up.__code__.co_firstlineno + 2} in look_up\)"
-    assert re.search(rf"batch 1 of 1: step 1 .*  failed: KeyError 2; the first: KeyError: 'ZZ' {place}\n", told)
-    assert re.search(rf"evaluation: step 0 .*  failed: KeyError 1; the first: KeyError: 'v' {place}\n", told)
+    assert re.search(rf"batch 1 of 1: step 1 · .* · failed: KeyError 2; the first: KeyError: 'ZZ' {place}\n", told)
+    assert re.search(rf"evaluation: step 0 · .* · failed: KeyError 1; the first: KeyError: 'v' {place}\n", told)

@@ -188,8 +188,21 @@ async def test_a_failed_attempt_is_counted_and_never_a_reward(
     result = await art_langgraph.train(model, attempt, ["a"], steps=1, **{**QUIET, "show_progress": True})
     assert result.rewards == (2 / 3,)
     told = capsys.readouterr().err
-    assert re.search(r"batch 1 of 1: step 1  reward 0\.667 · .* tokens/s · .*  failed: ConnectionError 1\n", told)
+    assert re.search(r"batch 1 of 1: step 1 · reward 0\.667 · .* tokens/s · .* · failed: ConnectionError 1\n", told)
     assert len(backend.trainer.steps[0][0]) == 3
+
+
+async def test_what_is_wrong_with_a_step_is_told_once(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(lambda _: "good") as (model, _):
+        await art_langgraph.train(
+            model, attempt_with(model), list("abcd"), steps=1, **{**QUIET, "show_progress": True, "groups_per_step": 4}
+        )
+    of_this_process = [record for record in caplog.records if record.name == "art_core.model"]  # not of the server
+    told = "".join(f"{record.getMessage()}\n" for record in of_this_process) + capsys.readouterr().err
+    assert told.count("no-signal") == 1
+    assert told.count("same-answers") == 1
 
 
 async def test_a_batch_in_which_every_attempt_failed_ends_it(served: Served) -> None:
@@ -431,5 +444,5 @@ async def test_a_line_tells_the_time_that_is_left(served: Served, capsys: pytest
     model, _ = served
     await art_langgraph.train(model, attempt_with(model), ["a"], steps=2, **{**QUIET, "show_progress": True})
     first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("batch")]
-    assert re.search(r"  about \d+s left$", first)
+    assert re.search(r" · about \d+s left$", first)
     assert "left" not in second

@@ -21,7 +21,7 @@ def test_status_names_phase_items_and_figures() -> None:
         progress.phase("step 1/4", 24)
         progress.advance({"reward": "0.50"})
         progress.advance({"reward": "0.75"}, items=2)
-        assert progress.status() == "step 1/4 3/24 · reward 0.75"
+        assert progress.status() == "step 1/4: 3 of 24 · reward 0.75"
 
 
 def test_time_left_is_told_once_enough_is_known() -> None:

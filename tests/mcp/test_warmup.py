@@ -20,7 +20,7 @@ from art_mcp.scenarios import Scenario
 from art_mcp.settings import RunSettings
 from art_mcp.stack import RolloutCaller, ServedModel, Toolbox
 from art_mcp.types import McpTool, ToolResult
-from art_mcp.warmup import agent_limits, demonstrated, demonstration_rows
+from art_mcp.warmup import agent_limits, demonstrated, demonstrations
 
 DOUBLE = McpTool("double", "Double a number.", {"type": "object", "properties": {"n": {"type": "integer"}}})
 
@@ -73,9 +73,11 @@ class Stage:
         self, scenarios: list[Scenario], tools: Tools, *, answer_every: int = 1, context: int = 4096
     ) -> list[TokenSample]:
         toolbox = cast(Toolbox, tools)
-        return await demonstration_rows(
+        made = await demonstrations(
             self.store, self.model(context), toolbox, scenarios, answer_every=answer_every, say=self.said.append
         )
+        assert all(len(example) == 1 for example in made.examples), "this template rewrites no history"
+        return made.rows
 
     def text(self, row: TokenSample) -> str:
         return "".join(self.renderer.token_text(token) for token in row.token_ids)

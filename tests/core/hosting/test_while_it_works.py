@@ -58,7 +58,8 @@ async def test_a_full_disk_ends_neither_the_closing_nor_the_sweeper(
         during.setattr("art_core.hosting.exchanges.ExchangeLog._append", full)
         assert await backend.close_trajectory("asked") == []
         await until(lambda: not server.host._trajectories)
-    close = server.host.close_trajectory
+    trajectories = server.host._trajectories
+    close = trajectories.close
     failures: list[str] = []
 
     async def fails_once(trajectory_id: str) -> Any:
@@ -67,7 +68,7 @@ async def test_a_full_disk_ends_neither_the_closing_nor_the_sweeper(
             raise RuntimeError("whatever else goes wrong")
         return await close(trajectory_id)
 
-    monkeypatch.setattr(server.host, "close_trajectory", fails_once)
+    monkeypatch.setattr(trajectories, "close", fails_once)
     await backend.open_trajectory("p", "m", "three")
     await until(lambda: not server.host._trajectories)
     assert failures == ["three"]

@@ -48,7 +48,7 @@ async def test_a_file(model: art.TrainableModel, backend: InProcessBackend, tmp_
     result = await model.train_sft(path, batch_size=2, shuffle=False, epochs=1, on_progress=told.append)
     assert (result.step, result.skipped, await model.get_step()) == (2, None, 2)
     assert trained(backend) == [["a<|im_end|>", "b<|im_end|>"], ["c<|im_end|>"]]
-    assert [line.split(",")[0] for line in told if line.startswith("update")] == [
+    assert [line.split(" · ")[0] for line in told if line.startswith("update")] == [
         "update 1 of 2: loss 5.5568",
         "update 2 of 2: loss 5.5568",
     ]
@@ -90,6 +90,10 @@ async def test_what_is_refused(model: art.TrainableModel, backend: InProcessBack
     good = art.Trajectory(messages_and_choices=[USER, RIGHT])
     with pytest.raises(ConfigError, match="train_sft has no option 'lr'"):
         await model.train_sft([good], lr=1e-4)
+    with pytest.raises(ConfigError, match="no option 'max_tokens': use max_row_tokens"):
+        await model.train_sft([good], max_tokens=9)
+    with pytest.raises(ConfigError, match="on_progress is a str; wanted a function that takes a line of text"):
+        await model.train_sft(tmp_path / "missing.jsonl", on_progress="loud")  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"missing\.jsonl cannot be read"):
         await model.train_sft(tmp_path / "missing.jsonl")
     with pytest.raises(DataError, match="there is nothing to train on"):
@@ -100,8 +104,8 @@ async def test_what_is_refused(model: art.TrainableModel, backend: InProcessBack
     with pytest.raises(DataError, match="1 of 2 examples have more than 4096 tokens"):
         await model.train_sft([good, long])
     assert backend.trainer.steps == []
-    result = await model.train_sft([good, long], overlong="skip")
-    assert (result.metrics["sft/overlong_skipped"], result.metrics["sft/examples"]) == (1.0, 1.0)
+    result = await model.train_sft([good, long], overlong="drop")
+    assert (result.metrics["sft/dropped_overlong"], result.metrics["sft/examples"]) == (1.0, 1.0)
 
 
 async def test_a_model_that_is_not_trained_has_none() -> None:

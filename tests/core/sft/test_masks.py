@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from art_core.control import SftExample
 from art_core.errors import DataError
 from art_core.render import ChatRenderer, ContentDelta, ToolCallDelta
-from art_core.sft.masks import Answer, answers_of, joined
+from art_core.sft.masks import Answer, answers_of, rows_of_answers
 from art_core.types import Exchange, Sampling, TokenSample
 from tests.core.sft.families import FAMILIES, renderer_of
 
@@ -52,7 +52,7 @@ def untrained_text(renderer: ChatRenderer, row: TokenSample) -> str:
 
 def rows_of(family: str, messages: list[Any], tools: Any = (), train_on: str = "all") -> list[TokenSample]:
     renderer = renderer_of(family)
-    return joined(answers_of(example(messages, tools), renderer, train_on), "s")
+    return rows_of_answers(answers_of(example(messages, tools), renderer, train_on), "s")
 
 
 def example(messages: list[Any], tools: Any = ()) -> SftExample:
@@ -102,7 +102,7 @@ def test_each_answer_is_trained_once_and_reads_as_what_was_said(family: str, dat
     tools = TOOLS if renderer.supports_tools else []
     messages = data.draw(conversations(with_tools=bool(tools)))
     answers = answers_of(example(messages, tools), renderer, "all")
-    rows = joined(answers, "s")
+    rows = rows_of_answers(answers, "s")
     trained = [(i, m) for i, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0]
     assert len(answers) == len(trained)
     stops = renderer.get_stop_token_ids()
@@ -251,17 +251,17 @@ def test_recorded_calls_keep_the_tokens_that_were_sampled() -> None:
     calls = [exchange((1, 2), (3, 4), forced=(True, False)), exchange((1, 2, 3, 4, 5), (6,), finish_reason="length")]
     recorded = SftExample(source="s", exchanges=calls)
     answers = answers_of(recorded, renderer_of("chatml"), "all")
-    [row] = joined(answers, "s")
+    [row] = rows_of_answers(answers, "s")
     assert row.token_ids == (1, 2, 3, 4, 5, 6)
     assert row.trained == (False, False, True, True, False, True)
     assert [answer.has_end for answer in answers] == [True, False]
-    [row] = joined(answers_of(recorded, renderer_of("chatml"), "last"), "s")
+    [row] = rows_of_answers(answers_of(recorded, renderer_of("chatml"), "last"), "s")
     assert row.trained == (False, False, False, False, False, True)
 
 
 def test_recorded_calls_that_do_not_extend_each_other_have_rows_of_their_own() -> None:
     calls = [exchange((1, 2), (3,)), exchange((9, 2), (3,)), exchange((1, 2, 3, 7), (8,))]
-    rows = joined(answers_of(SftExample(source="s", exchanges=calls), renderer_of("chatml"), "all"), "s")
+    rows = rows_of_answers(answers_of(SftExample(source="s", exchanges=calls), renderer_of("chatml"), "all"), "s")
     assert [row.token_ids for row in rows] == [(1, 2, 3, 7, 8), (9, 2, 3)]
 
 

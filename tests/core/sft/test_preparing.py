@@ -45,24 +45,24 @@ def test_forks_and_reasoning_are_counted() -> None:
     assert prepared(example("A"), family="nemotron-3").counters["sft/turns_in_history_form"] == 1.0
 
 
-def test_too_long_is_refused_skipped_or_cut() -> None:
+def test_too_long_is_refused_dropped_or_cut() -> None:
     short, long = example("A"), example("A" + " b" * 50, 2)
     size = len(prepared(long).examples[0][0].token_ids)
-    assert len(prepared(short, long, max_tokens=size).examples) == 2
+    assert len(prepared(short, long, max_row_tokens=size).examples) == 2
     with pytest.raises(DataError, match=rf"1 of 2 examples have more than {size - 1} tokens.*d.jsonl:2 has {size};"):
-        prepared(short, long, max_tokens=size - 1)
-    skipped = prepared(short, long, limit=size - 1, overlong="skip")
-    assert (len(skipped.examples), skipped.counters["sft/overlong_skipped"]) == (1, 1.0)
-    cut = prepared(short, long, max_tokens=size - 3, overlong="cut")
+        prepared(short, long, max_row_tokens=size - 1)
+    dropped = prepared(short, long, limit=size - 1, overlong="drop")
+    assert (len(dropped.examples), dropped.counters["sft/dropped_overlong"]) == (1, 1.0)
+    cut = prepared(short, long, max_row_tokens=size - 3, overlong="cut")
     assert [len(rows[0].token_ids) for rows in cut.examples][1] == size - 3
-    assert (cut.counters["sft/rows_cut"], cut.counters["sft/overlong_skipped"]) == (1.0, 0.0)
+    assert (cut.counters["sft/rows_cut"], cut.counters["sft/dropped_overlong"]) == (1.0, 0.0)
     assert cut.rows[1].num_trained == prepared(long).rows[0].num_trained - 3
-    gone = prepared(short, long, max_tokens=len(prepared(short).rows[0].token_ids), overlong="cut")
+    gone = prepared(short, long, max_row_tokens=len(prepared(short).rows[0].token_ids), overlong="cut")
     assert gone.counters["sft/rows_cut"] == 1.0
     with pytest.raises(DataError, match="none of the 1 examples can be trained on"):
-        prepared(long, max_tokens=3, overlong="cut")
-    with pytest.raises(ConfigError, match="max_tokens is 2000, but the model reads at most 1000"):
-        prepared(short, max_tokens=2000)
+        prepared(long, max_row_tokens=3, overlong="cut")
+    with pytest.raises(ConfigError, match="max_row_tokens is 2000, but the model reads at most 1000"):
+        prepared(short, max_row_tokens=2000)
 
 
 def test_what_a_template_refuses_is_named() -> None:

@@ -18,13 +18,14 @@ from art_core.trajectories import History, ScoredGroup, Trajectory, TrajectoryGr
 from art_core.types import Checkpoint, Exchange, Objective, Sampling, StepReport, TokenChunk, TokenSample
 
 if TYPE_CHECKING:
+    from art_core.asked import Model
     from art_core.backends.local import LocalBackend
     from art_core.backends.remote import RemoteBackend
     from art_core.capturing import capture
     from art_core.dataset import iterate_dataset
     from art_core.decorators import limit_concurrency, retry
     from art_core.gather import gather_trajectories, gather_trajectory_groups
-    from art_core.model import Model, TrainableModel, TrainResult
+    from art_core.model import TrainableModel, TrainResult
 
 __all__ = [
     "ArtError",
@@ -64,7 +65,7 @@ __all__ = [
 
 _LAZY = {
     "LocalBackend": "backends.local",
-    "Model": "model",
+    "Model": "asked",
     "RemoteBackend": "backends.remote",
     "TrainResult": "model",
     "TrainableModel": "model",

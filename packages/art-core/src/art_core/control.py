@@ -33,7 +33,7 @@ _Many = Annotated[list[T], FailFast()]
 
 
 SKIPPED_BATCHES = "batches/skipped"
-"""The metric that is logged for a batch which `train` made no step of."""
+"""The metric in metrics.jsonl of a batch which `train` made no step of."""
 
 
 class _Body(BaseModel):

@@ -1,11 +1,10 @@
-"""Run rollouts in parallel: results in input order, failures as data."""
+"""Run the rollouts of groups in parallel: groups in input order, failures as trajectories with an error."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Awaitable,
     Callable,
     Collection,
@@ -16,10 +15,11 @@ from collections.abc import (
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.moving import refuse_unknown
+from art_core.parallel import first_leaf, gather_rollouts
 from art_core.progress import Progress
 from art_core.refill import Refills, arranged
 from art_core.scope import collect_records
@@ -34,81 +34,9 @@ from art_core.trajectories import (
     refuse_what_ran,
 )
 from art_core.types import RolloutError
-from art_core.values import is_number
+from art_core.values import check_callable, is_number
 
-T = TypeVar("T")
 AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
-
-
-async def gather_rollouts(
-    rollouts: Iterable[Callable[[], Awaitable[T]]] | AsyncIterator[Callable[[], Awaitable[T]]],
-    *,
-    max_concurrency: int | None,
-    timeout_s: float | None = None,
-    max_retries: int = 0,
-    failed: Callable[[int, RolloutError], T],
-    fatal: Callable[[Exception], bool] = lambda _: False,
-    on_done: Callable[[T], None] = lambda _: None,
-    on_retry: Callable[[int, RolloutError], None] = lambda _, __: None,
-) -> list[T]:
-    """Run `rollouts`, at most `max_concurrency` at a time, and return what they give in input order.
-
-    `rollouts` is consumed as places become free; its next item may wait for what is running. A rollout that raises, or
-    takes longer than `timeout_s`, is run again up to `max_retries` times, each time told to `on_retry(index, error)`,
-    and then becomes `failed(index, error)`; the others go on. An exception that is `fatal`, or that `on_done` raises,
-    cancels all and is raised. Cancelling this call cancels every rollout. `on_done` is called for each result as it
-    arrives, in order of arrival.
-    """
-    if max_concurrency is not None and max_concurrency < 1:
-        raise ConfigError(f"max_concurrency is {max_concurrency}; wanted 1 or more")
-    slots = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
-    results: dict[int, T] = {}
-
-    async def attempt(rollout: Callable[[], Awaitable[T]]) -> T | RolloutError:
-        try:
-            async with asyncio.timeout(timeout_s) as limit:
-                return await rollout()
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return RolloutError.of(error, otherwise="something inside was cancelled")
-        except Exception as error:
-            late = isinstance(error, TimeoutError) and limit.expired()
-            if not late and fatal(error):
-                raise
-            return RolloutError.of(error, otherwise=f"no result after {timeout_s} s" if late else "")
-
-    async def run(index: int, rollout: Callable[[], Awaitable[T]]) -> None:
-        try:
-            outcome = await attempt(rollout)
-            for _ in range(max_retries):
-                if not isinstance(outcome, RolloutError):
-                    break
-                on_retry(index, outcome)
-                outcome = await attempt(rollout)
-        finally:
-            if slots is not None:
-                slots.release()
-        results[index] = failed(index, outcome) if isinstance(outcome, RolloutError) else outcome
-        on_done(results[index])
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            waiting = rollouts if isinstance(rollouts, AsyncIterator) else iter(rollouts)
-            index = 0
-            while True:
-                if slots is not None:
-                    await slots.acquire()
-                try:
-                    rollout = await anext(waiting) if isinstance(waiting, AsyncIterator) else next(waiting)
-                except (StopIteration, StopAsyncIteration):
-                    break
-                tasks.create_task(run(index, rollout))
-                index += 1
-    except BaseExceptionGroup as group:
-        raise _first_leaf(group) from group
-    return [results[index] for index in range(len(results))]
 
 
 async def gather_trajectories(
@@ -272,10 +200,9 @@ class _Gathering:
         progress: Progress,
         refills: Refills | None = None,
     ) -> None:
-        if after_each is not None and not callable(after_each):
-            raise ConfigError(f"after_each is a {type(after_each).__name__}; wanted a coroutine function")
-        if not callable(on_done):
-            raise ConfigError(f"on_done is a {type(on_done).__name__}; wanted a function")
+        if after_each is not None:
+            check_callable("after_each", after_each, "a coroutine function")
+        check_callable("on_done", on_done)
         self._inputs = inputs
         self._source = iter(inputs)
         self._of_groups = of_groups
@@ -308,7 +235,7 @@ class _Gathering:
                     on_retry=lambda index, error: self._retries.setdefault(index, []).append(error),
                 )
         except BaseExceptionGroup as group:
-            error = _first_leaf(group)
+            error = first_leaf(group)
             raise (error.reason if isinstance(error, _StopError) else error) from None
         finally:
             self._let_go()
@@ -436,10 +363,3 @@ class _Gathering:
         of_inputs = self._source if isinstance(self._inputs, Collection) else ()
         for item in chain(of_inputs, self._refills.rest()):
             discard(item.rollouts if isinstance(item, PendingGroup) else [item])
-
-
-def _first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

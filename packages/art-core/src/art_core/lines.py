@@ -1,4 +1,4 @@
-"""What a person is told of a step, in one line. Pure."""
+"""What a person is told of a step, and of how far something has come, in one line. Pure."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def step_figures(metrics: Mapping[str, float]) -> str:
     return " · ".join([*parts, *times])
 
 
-def time_left(seconds_each: float, num_left: int) -> str:
-    """`about 5m00s left`; empty where nothing is."""
-    return f"about {format_duration(seconds_each * num_left)} left" if num_left > 0 else ""
+def progress_line(place: str, *notes: str, left_s: float | None = None) -> str:
+    """`update 3 of 9: loss 0.5 · about 5m00s left`: how far something is, what to say of it, and the time left.
+
+    Notes that are empty are left out, and so is the time where nothing is left, or nobody knows.
+    """
+    left = f"about {format_duration(left_s)} left" if left_s is not None and left_s > 0 else ""
+    said = " · ".join(note for note in (*notes, left) if note)
+    return f"{place}: {said}" if said else place

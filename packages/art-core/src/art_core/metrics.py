@@ -184,7 +184,7 @@ _SFT = _of(
     ("sft/validation_loss_after", "nats per token", "of the held-out examples, after it", "lower"),
     ("sft/validation_examples", "examples", "held out"),
     ("sft/validation_failed", "trajectories", "held out and left out: they failed", "lower"),
-    ("sft/validation_overlong_skipped", "examples", "held out and left out: longer than the limit", "lower"),
+    ("sft/validation_dropped_overlong", "examples", "held out and left out: longer than the limit", "lower"),
     ("sft/validation_without_answer", "examples", "held out and left out: they have no answer", "lower"),
     ("sft/validation_rows_cut", "rows", "held out that were cut at the limit", "lower"),
     ("sft/validation_in_training", "examples", "held out that are among those trained on as well", "lower"),
@@ -192,7 +192,7 @@ _SFT = _of(
     ("sft/duplicates", "examples", "of them that are there more than once"),
     ("sft/trajectories_failed", "trajectories", "left out: they failed", "lower"),
     ("sft/examples_without_answer", "examples", "left out: they have no answer to train", "lower"),
-    ("sft/overlong_skipped", "examples", "left out: longer than the limit", "lower"),
+    ("sft/dropped_overlong", "examples", "left out: longer than the limit", "lower"),
     ("sft/rows", "rows", "trained on in each epoch"),
     ("sft/rows_cut", "rows", "of them that were cut at the limit", "lower"),
     ("sft/forks", "rows", "of them beyond one for each example: templates that rewrite earlier turns"),
@@ -216,7 +216,7 @@ _CHECKS = (
             "lower",
         ),
     ),
-    *_of("log", ("batches/skipped", "batches", "1 for a batch that `train` skipped", "lower")),
+    *_of("train", ("batches/skipped", "batches", "1 for a batch that was skipped, in metrics.jsonl", "lower")),
 )
 _CAPTURE = (
     *_of(
@@ -264,6 +264,14 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
     "Plans of the training loops": _PLANS,
 }
 METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
+
+
+_OF_TRAINING = {m.name for m in METRICS if "<" not in m.name and {"train", "train_sft"} & set(m.emitted_by.split(", "))}
+
+
+def is_of_training(name: str) -> bool:
+    """Whether `name` is that of a metric which training reports by itself: whatever else has it would shadow that."""
+    return name in _OF_TRAINING
 
 
 def as_markdown() -> str:

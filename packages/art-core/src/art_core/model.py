@@ -1,4 +1,4 @@
-"""What a user's script holds: a model that is trained, or one that is only asked."""
+"""What a user's script holds of a model that is trained."""
 
 from __future__ import annotations
 
@@ -10,98 +10,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from art_core.asked import CLIENT_TIMEOUT_S
 from art_core.capturing import NO_KEY, served_model
 from art_core.checkpoints.of_model import WithCheckpoints
 from art_core.claims import attach_exchanges, attach_known_exchanges
 from art_core.config import TrainConfig
 from art_core.control import SKIPPED_BATCHES, ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
-from art_core.lines import step_figures
+from art_core.lines import progress_line, step_figures
+from art_core.logged import logged_metrics
 from art_core.moving import missing_method, refuse_unknown
-from art_core.outcomes import error_counts, group_averages, named_metrics, shadowed_metrics, skip_reason
+from art_core.outcomes import error_counts, shadowed_metrics, skip_reason
 from art_core.progress import lines_now_and_then
 from art_core.protocols import Backend
 from art_core.scope import ServedModel, current_scope
 from art_core.sft.client import train_sft
 from art_core.sft_config import SftConfig
 from art_core.trajectories import PendingGroup, Trajectory, TrajectoryGroup
-from art_core.types import Exchange, Finding, StepReport
-from art_core.values import check_name, json_value
+from art_core.types import Exchange, Finding
+from art_core.values import check_callable, check_name, json_value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
     from art_core.transport import AsyncModelTransport, ModelTransport
 
-_TIMEOUT_S = 1200.0
-"""How long a client waits for an answer, also while the server trains."""
 _logger = logging.getLogger(__name__)
-
-
-class Model:
-    """A model that is asked and not trained, behind any OpenAI-compatible endpoint.
-
-    `config` is kept for the caller, and has no effect here.
-    """
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        project: str = "",
-        inference_base_url: str | None = None,
-        inference_api_key: str | None = None,
-        inference_model_name: str | None = None,
-        config: Mapping[str, Any] | None = None,
-        **unknown: Any,
-    ) -> None:
-        refuse_unknown("Model", unknown, Model)
-        self.name = name
-        self.project = project
-        self.config = dict(config or {})
-        self._base_url = inference_base_url
-        self._api_key = inference_api_key
-        self._inference_name = inference_model_name or name
-
-    def __getattr__(self, name: str) -> Any:
-        raise missing_method("Model", name)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(name={self.name!r}, project={self.project!r})"
-
-    @property
-    def inference_base_url(self) -> str:
-        """What an OpenAI client takes as `base_url`."""
-        if self._base_url is None:
-            raise ConfigError(f"{self!r} has no address; give it inference_base_url='https://.../v1'")
-        return self._base_url
-
-    @property
-    def inference_api_key(self) -> str:
-        """What an OpenAI client takes as `api_key`."""
-        return self._api_key or NO_KEY
-
-    def get_inference_name(self, step: int | None = None) -> str:
-        """What a request says as `model`.
-
-        Raises:
-            ConfigError: a step is asked for; a model that is not trained has none.
-        """
-        if step is not None:
-            raise ConfigError(f"{self!r} is not trained and has no steps; leave step out, or use a TrainableModel")
-        return self._inference_name
-
-    def openai_client(self) -> AsyncOpenAI:
-        """A client of this model's endpoint."""
-        from openai import AsyncOpenAI
-
-        return AsyncOpenAI(base_url=self.inference_base_url, api_key=self.inference_api_key, timeout=_TIMEOUT_S)
-
-    def sync_openai_client(self) -> OpenAI:
-        """A client of this model's endpoint for code that is not asynchronous."""
-        from openai import OpenAI
-
-        return OpenAI(base_url=self.inference_base_url, api_key=self.inference_api_key, timeout=_TIMEOUT_S)
 
 
 @dataclass(frozen=True)
@@ -119,8 +53,8 @@ class TrainResult:
     findings: tuple[Finding, ...] = ()
 
     def __str__(self) -> str:
-        parts = [step_figures(self.metrics), f"skipped: {self.skipped}" if self.skipped else ""]
-        return f"step {self.step}: " + " · ".join(part for part in parts if part)
+        skipped = f"skipped: {self.skipped}" if self.skipped else ""
+        return progress_line(f"step {self.step}", step_figures(self.metrics), skipped)
 
 
 @dataclass(frozen=True)
@@ -238,8 +172,8 @@ class TrainableModel(WithCheckpoints):
         return AsyncOpenAI(
             base_url=f"{known.served.root}/v1",
             api_key=self.inference_api_key,
-            timeout=_TIMEOUT_S,
-            http_client=httpx2.AsyncClient(transport=known.transport, timeout=_TIMEOUT_S),
+            timeout=CLIENT_TIMEOUT_S,
+            http_client=httpx2.AsyncClient(transport=known.transport, timeout=CLIENT_TIMEOUT_S),
         )
 
     def sync_openai_client(self) -> OpenAI:
@@ -251,8 +185,8 @@ class TrainableModel(WithCheckpoints):
         return OpenAI(
             base_url=f"{known.served.root}/v1",
             api_key=self.inference_api_key,
-            timeout=_TIMEOUT_S,
-            http_client=httpx2.Client(transport=known.sync_transport, timeout=_TIMEOUT_S),
+            timeout=CLIENT_TIMEOUT_S,
+            http_client=httpx2.Client(transport=known.sync_transport, timeout=CLIENT_TIMEOUT_S),
         )
 
     async def get_step(self) -> int:
@@ -296,10 +230,7 @@ class TrainableModel(WithCheckpoints):
         whole = _whole_groups(groups)
         await attach_exchanges(whole, lambda ids: backend.find_exchanges(self.project, self.name, ids))
         scored = [group.with_rewards() for group in whole]
-        if whole:
-            report = await backend.train(self.project, self.name, whole, made)
-        else:
-            report = StepReport(await self.get_step(), {"groups/total": 0.0, "step/skipped": 1.0})
+        report = await backend.train(self.project, self.name, whole, made)
         if report.metrics.get("roles/absent"):
             _logger.warning(
                 "model %s: %d of the roles %s made no call in this step",
@@ -317,7 +248,6 @@ class TrainableModel(WithCheckpoints):
         if failures := error_counts(whole):
             reason += f" ({failures})"
         _logger.warning("model %s: no training step was made: %s", self.name, reason)
-        await backend.log(self.project, self.name, [], split="train", step=report.step, metrics={SKIPPED_BATCHES: 1.0})
         return TrainResult(report.step, report.metrics, reason, report.findings)
 
     async def train_sft(
@@ -346,6 +276,8 @@ class TrainableModel(WithCheckpoints):
         """
         backend = self.backend()
         made = SftConfig.made(config, options)
+        if on_progress is not None:
+            check_callable("on_progress", on_progress, "a function that takes a line of text")
         told = on_progress or lines_now_and_then(f"sft {self.name}")
         report = await train_sft(backend, self.project, self.name, data, validation, made, on_progress=told)
         finished = report.metrics.get("sft/already_finished")
@@ -377,9 +309,11 @@ class TrainableModel(WithCheckpoints):
         Trajectories without a group are kept as one.
 
         Raises:
-            DataError: a metric is not a finite number.
+            DataError: a metric is not a finite number, or would have a name that training itself reports, as a
+                trajectory's `loss` with the split `train` would; nothing was logged.
         """
         whole = _whole_groups(groups or (), allow_trajectories=True)
+        named = logged_metrics(split, whole, metrics or {})
         backend = self.backend()
 
         async def find(ids: Sequence[str]) -> list[Exchange]:
@@ -403,8 +337,7 @@ class TrainableModel(WithCheckpoints):
                 self.name,
                 shadowed,
             )
-        means = {name: mean for name, (mean, _) in group_averages(whole).items()}
-        named = named_metrics(split, means, counted, metrics or {})
+        named = {f"{split}/{name}": value for name, value in counted.items()} | named
         if step is None:
             versions = (e.policy_version for group in whole for t in group for e in t.exchanges)
             step = max(versions, default=None)

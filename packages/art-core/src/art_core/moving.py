@@ -82,6 +82,8 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "file_path": "give the path as first argument",
         "final_step": "leave it out; the schedule spans all updates of all epochs",
         "initial_step": "leave it out; the same call goes on where it was interrupted",
+        "max_seq_length": "use max_row_tokens, with overlong='cut' or 'drop'",
+        "max_tokens": "use max_row_tokens, with overlong='cut' or 'drop'",
         "num_epochs": "use epochs",
         "peak_lr": "use learning_rate",
         "schedule_type": "use schedule",

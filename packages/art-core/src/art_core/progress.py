@@ -8,6 +8,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
+from art_core.lines import progress_line
+
 _LINE_EVERY_S = 10.0
 
 
@@ -51,12 +53,14 @@ class Progress:
     def _show(self) -> None:
         if self._description is None:
             return
-        text = self._description + (f" ({self._failed} failed)" if self._failed else "")
+        failed = f"{self._failed} failed" if self._failed else ""
         if self._bar is not None:
+            text = progress_line(self._description, failed)
             self._bar.update(self._task, description=text, completed=self._done, total=self._total)
         elif time.monotonic() - self._last_line >= _LINE_EVERY_S:
             self._last_line = time.monotonic()
-            print(f"{text}: {self._done} of {self._total} rollouts", file=sys.stderr, flush=True)  # noqa: T201
+            line = progress_line(self._description, f"{self._done} of {self._total} rollouts", failed)
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def lines_now_and_then(description: str, every_s: float = _LINE_EVERY_S) -> Callable[[str], None]:
@@ -66,6 +70,6 @@ def lines_now_and_then(description: str, every_s: float = _LINE_EVERY_S) -> Call
     def show(line: str) -> None:
         if not last or time.monotonic() - last[0] >= every_s:
             last[:] = [time.monotonic()]
-            print(f"{description}: {line}", file=sys.stderr, flush=True)  # noqa: T201
+            print(progress_line(description, line), file=sys.stderr, flush=True)  # noqa: T201
 
     return show

@@ -176,6 +176,9 @@ class Backend(Protocol):
     ) -> StepReport:
         """One training step on `groups`, committed, served and checked when this returns.
 
+        Where they teach nothing, or there are none, no step is made: the report says `step/skipped`, and the run folder
+        counts the batch.
+
         Raises:
             DataError: a group cannot be trained on; weights are as before.
         """

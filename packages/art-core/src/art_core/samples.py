@@ -10,6 +10,20 @@ from art_core.trajectories import Trajectory
 from art_core.types import Exchange, TokenSample
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What was said after `prompt_ids`, or is to be: one flag and one logprob for each of `completion_ids`.
+
+    The logprob of a token that is not trained plays no part.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    trained: Sequence[bool]
+    logprobs: Sequence[float]
+    policy_version: int = 0
+
+
 @dataclass
 class _Row:
     policy_version: int
@@ -20,41 +34,29 @@ class _Row:
     def is_prefix_of(self, prompt_ids: tuple[int, ...]) -> bool:
         return len(self.token_ids) <= len(prompt_ids) and self.token_ids == list(prompt_ids[: len(self.token_ids)])
 
-    def append(self, exchange: Exchange, *, is_trained: bool) -> None:
-        context = exchange.prompt_ids[len(self.token_ids) :]
-        self.token_ids += [*context, *exchange.completion_ids]
-        chosen = [is_trained] * len(exchange.completion_ids)
-        if exchange.forced:
-            chosen = [is_trained and not forced for forced in exchange.forced]
-        self.trained += [False] * len(context) + chosen
+    def append(self, turn: Turn) -> None:
+        context = turn.prompt_ids[len(self.token_ids) :]
+        self.token_ids += [*context, *turn.completion_ids]
+        self.trained += [*[False] * len(context), *turn.trained]
         self.logprobs += [0.0] * len(context)
-        self.logprobs += [logp if own else 0.0 for logp, own in zip(exchange.logprobs, chosen, strict=True)]
+        self.logprobs += [logp if own else 0.0 for logp, own in zip(turn.logprobs, turn.trained, strict=True)]
 
 
-def to_samples(trajectory: Trajectory, advantage: float, *, roles: Sequence[str] = ()) -> list[TokenSample]:
-    """Join each turn to the row its prompt extends; open a new row where history was edited or agents run in parallel.
+def joined(turns: Iterable[Turn], *, advantage: float, trajectory_id: str) -> list[TokenSample]:
+    """Rows that hold each turn once: it joins the longest row that its prompt extends, and else opens one.
 
-    The longest matching row wins, so a turn continues the conversation it belongs to. Exchanges of different policy
-    versions never share a row: a row has one version, and its logprobs are those of that version. Tokens that a
-    grammar forced were no choice of the policy, and are context. With `roles`, so is what was sampled in others.
-
-    Raises:
-        DataError: an exchange was sampled from another distribution than the policy's own.
+    So a turn continues the conversation it belongs to. Turns of different policy versions never share a row: a row has
+    one version, and its logprobs are those of that version. A row in which nothing is trained is left out.
     """
     rows: list[_Row] = []
-    for exchange in trajectory.exchanges:
-        is_trained = not roles or exchange.role in roles
-        if is_trained:
-            _refuse_tempered(exchange)
+    for turn in turns:
         candidates = [
-            row
-            for row in rows
-            if row.policy_version == exchange.policy_version and row.is_prefix_of(exchange.prompt_ids)
+            row for row in rows if row.policy_version == turn.policy_version and row.is_prefix_of(turn.prompt_ids)
         ]
         row = max(candidates, key=lambda candidate: len(candidate.token_ids), default=None)
         if row is None:
-            rows.append(row := _Row(exchange.policy_version))
-        row.append(exchange, is_trained=is_trained)
+            rows.append(row := _Row(turn.policy_version))
+        row.append(turn)
     return [
         TokenSample(
             token_ids=tuple(row.token_ids),
@@ -62,11 +64,32 @@ def to_samples(trajectory: Trajectory, advantage: float, *, roles: Sequence[str]
             logprobs=tuple(row.logprobs),
             advantage=advantage,
             policy_version=row.policy_version,
-            trajectory_id=trajectory.id,
+            trajectory_id=trajectory_id,
         )
         for row in rows
         if any(row.trained)
     ]
+
+
+def to_samples(trajectory: Trajectory, advantage: float, *, roles: Sequence[str] = ()) -> list[TokenSample]:
+    """The calls of `trajectory` as rows, see `joined`: history that was edited, or agents in parallel, open new ones.
+
+    Tokens that a grammar forced were no choice of the policy, and are context. With `roles`, so is what was sampled in
+    others.
+
+    Raises:
+        DataError: an exchange was sampled from another distribution than the policy's own.
+    """
+    turns = [_sampled(exchange, is_trained=not roles or exchange.role in roles) for exchange in trajectory.exchanges]
+    return joined(turns, advantage=advantage, trajectory_id=trajectory.id)
+
+
+def _sampled(exchange: Exchange, *, is_trained: bool) -> Turn:
+    if is_trained:
+        _refuse_tempered(exchange)
+    forced = exchange.forced or (False,) * len(exchange.completion_ids)
+    chosen = [is_trained and not was_forced for was_forced in forced]
+    return Turn(exchange.prompt_ids, exchange.completion_ids, chosen, exchange.logprobs, exchange.policy_version)
 
 
 def _refuse_tempered(exchange: Exchange) -> None:

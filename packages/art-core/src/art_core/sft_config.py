@@ -13,7 +13,7 @@ from art_core.moving import hint
 from art_core.values import is_number
 
 Schedule = Literal["constant", "linear", "cosine"]
-Overlong = Literal["refuse", "skip", "cut"]
+Overlong = Literal["refuse", "cut", "drop"]
 TrainOn = Literal["all", "last"]
 
 _WITHOUT_EFFECT_ON_THE_RESULT = ("save_every", "restart")
@@ -30,9 +30,9 @@ class SftConfig:
         ("linear") or half a cosine ("cosine"), which would be reached one update after the last.
     warmup_ratio: share of all updates in which the learning rate rises, from 0 to below 1.
     shuffle, seed: whether each epoch has an order of its own, which depends on seed, epoch and number of examples only.
-    max_tokens: longest row; None is the longest that the model can read.
-    overlong: what happens to longer ones: "refuse" all before anything begins, "skip" the example, or "cut" the row's
-        end. What is skipped or cut is counted.
+    max_row_tokens: longest row; None is the longest that the model can read.
+    overlong: what becomes of an example with a longer one: "refuse" all before anything begins, "cut" the row's end, or
+        "drop" the example. What is cut or dropped is counted.
     train_on: "all" answers of an example, or only its "last".
     save_every: updates between two checkpoints. The last update always makes one. A run that was killed goes on from
         the newest.
@@ -47,7 +47,7 @@ class SftConfig:
     warmup_ratio: float = 0.1
     shuffle: bool = True
     seed: int = 0
-    max_tokens: int | None = None
+    max_row_tokens: int | None = None
     overlong: Overlong = "refuse"
     train_on: TrainOn = "all"
     save_every: int = 50
@@ -58,9 +58,9 @@ class SftConfig:
             raise ConfigError(f"learning_rate is {self.learning_rate!r}; wanted a finite number above 0")
         if not is_number(self.warmup_ratio) or not 0.0 <= self.warmup_ratio < 1.0:
             raise ConfigError(f"warmup_ratio is {self.warmup_ratio!r}; wanted a number from 0 to below 1")
-        for name in ("epochs", "batch_size", "save_every", "max_tokens"):
+        for name in ("epochs", "batch_size", "save_every", "max_row_tokens"):
             value = getattr(self, name)
-            if not (name == "max_tokens" and value is None) and (not is_number(value, whole=True) or value < 1):
+            if not (name == "max_row_tokens" and value is None) and (not is_number(value, whole=True) or value < 1):
                 raise ConfigError(f"{name} is {value!r}; wanted a whole number, 1 or more")
         if not is_number(self.seed, whole=True):
             raise ConfigError(f"seed is {self.seed!r}; wanted a whole number")

@@ -55,6 +55,16 @@ def is_number(value: Any, *, whole: bool = False) -> bool:
     return isinstance(value, int if whole else int | float) and not isinstance(value, bool)
 
 
+def check_callable(name: str, value: Any, wanted: str = "a function") -> None:
+    """Refuse an argument that will be called and cannot be.
+
+    Raises:
+        ConfigError: `value` is none that can be called.
+    """
+    if not callable(value):
+        raise ConfigError(f"{name} is a {type(value).__name__}; wanted {wanted}")
+
+
 def metric_value(value: Any, where: str) -> bool | int | float:
     """`value` as a finite number.
 

@@ -23,7 +23,7 @@ from art_core import (
 )
 from art_core.control import MetricRecord
 from art_core.errors import ConfigError
-from art_core.lines import step_figures, time_left
+from art_core.lines import progress_line, step_figures
 from art_core.values import is_number
 from art_langgraph._rollout import Rollout
 from art_langgraph.checks import (
@@ -217,12 +217,10 @@ class _Run:
         assert mean is not None, "a batch in which every attempt failed is refused"
         self.rewards.append(mean)
         self.batch_s.append(time.monotonic() - started)
-        left = time_left(sum(self.batch_s) / len(self.batch_s), of - self.done)
-        notes = [f"skipped: {result.skipped}" if result.skipped else "", failed, left]
+        left_s = sum(self.batch_s) / len(self.batch_s) * (of - self.done)
+        skipped = f"skipped: {result.skipped}" if result.skipped else ""
         figures = step_figures(result.metrics)
-        self.say("  ".join([f"{name}: step {result.step}  {figures}", *(note for note in notes if note)]))
-        for finding in result.findings:
-            self.say(f"  {finding.name}: {finding.evidence}")
+        self.say(progress_line(name, f"step {result.step}", figures, skipped, failed, left_s=left_s))
 
     async def evaluate(self) -> None:
         """Attempts at the validation tasks, and their record."""
@@ -240,7 +238,7 @@ class _Run:
             self.before = tried
             metrics = {} if is_judged else _before_metrics(evaluation, _print_of(self.validation))
         await self.model.log(groups, split="val", metrics=metrics)
-        self.say(f"{name}: step {evaluation.step}  reward {evaluation}" + (f"  {failed}" if failed else ""))
+        self.say(progress_line(name, f"step {evaluation.step}", f"reward {evaluation}", failed))
 
     def tell_if_nothing_was_learned(self) -> None:
         """Loudly: it is easily missed among the lines of a long training."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from openai import APIConnectionError, APIStatusError
 
 from art_core.errors import EngineClosedError, InfrastructureError
-from art_core.gather import gather_rollouts
+from art_core.parallel import gather_rollouts
 from art_core.protocols import Store
 from art_core.trajectories import Trajectory
 from art_core.types import Exchange, RolloutError

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from art_core.lines import format_duration
+from art_core.lines import progress_line
 
 _PLAIN_INTERVAL_S = 15.0
 _UNITS_BEFORE_GUESS = 20  # the first rollouts of a run wait for each other and tell little about those to come
@@ -95,15 +95,12 @@ class Progress:
 
     def status(self) -> str:
         """The current state in one line."""
-        parts = [f"{self._phase} {self._done_in_phase}/{self._total_in_phase}"]
-        parts += [f"{name} {value}" for name, value in self._figures.items()]
+        notes = [f"{self._done_in_phase} of {self._total_in_phase}"]
+        notes += [f"{name} {value}" for name, value in self._figures.items()]
         elapsed = time.monotonic() - self._phase_started
         if self._tokens and elapsed > 0:
-            parts.append(f"{self._tokens / elapsed:.0f} tokens/s")
-        left = self.time_left_s()
-        if left is not None:
-            parts.append(f"about {format_duration(left)} left")
-        return " · ".join(parts)
+            notes.append(f"{self._tokens / elapsed:.0f} tokens/s")
+        return progress_line(self._phase, *notes, left_s=self.time_left_s())
 
     def time_left_s(self) -> float | None:
         if self._units_done < _UNITS_BEFORE_GUESS or self._units_total <= self._units_done:

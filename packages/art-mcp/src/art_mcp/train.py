@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,21 @@ from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
 from art_core.doctor import Watch, rollout_counts
 from art_core.errors import DataError, StorageError
-from art_core.lines import format_duration
+from art_core.lines import progress_line
 from art_core.loop import score, train_step, training_rows
 from art_core.outcomes import rollout_metrics
 from art_core.protocols import Trainer
 from art_core.registry import check_sinks, open_trainer
+from art_core.sft.run import SftRun
+from art_core.sft.schedule import num_updates
 from art_core.sinks.feed import Feed
 from art_core.storage import RunStore
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.types import Checkpoint, Objective, StepReport, TokenSample
+from art_core.types import Objective, StepReport, TokenSample
 from art_core.weights.source import resolve_model
 from art_mcp.arena import Arena, Job
 from art_mcp.curriculum import choose, observed
+from art_mcp.cursor import log_step, past_skipped_steps, resume, updates_made
 from art_mcp.progress import Progress
 from art_mcp.report import Report, count_outcomes, outcomes, write_report
 from art_mcp.runfolder import RunFolder
@@ -38,7 +41,7 @@ from art_mcp.settings import RunSettings
 from art_mcp.shown import log_evaluation, loss_figures, open_feed, split_metrics
 from art_mcp.stack import ServedModel, Toolbox, open_model, open_toolbox
 from art_mcp.stats import success_rate
-from art_mcp.warmup import agent_limits, demonstrated, demonstration_rows, warmup_batches
+from art_mcp.warmup import agent_limits, demonstrated, demonstrations, supervision
 
 _TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}
 """Largest logprob difference (nats) between engine and trainer that number formats explain: they add up the same
@@ -169,7 +172,9 @@ class _Run:
 
     async def _warm_up(self) -> None:
         settings = self.settings
-        rows = await demonstration_rows(
+        if self.cursor["phase"] == "train":
+            return
+        training = await demonstrations(
             self.store,
             self.model,
             self.toolbox,
@@ -177,18 +182,36 @@ class _Run:
             answer_every=settings.warmup_answer_every,
             say=self.progress.line,
         )
-        batches = warmup_batches(rows, size=settings.warmup_batch, epochs=settings.warmup_epochs, seed=settings.seed)
-        objective = Objective(loss="sft", learning_rate=settings.warmup_learning_rate)
-        self.progress.phase("warm-up on demonstrations", len(batches))
-        for update, batch in enumerate(batches, start=1):
-            if self.cursor["phase"] == "train" or (self.cursor["phase"] == "warmup" and self.cursor["done"] >= update):
-                continue
-            metrics = await self._optimise(batch, objective, {"phase": "warmup", "done": update, "of": len(batches)})
-            self.progress.advance(
-                {"loss": f"{metrics['train/loss']:.2f}"},
-                units=len(batch) * _DEMO_UNITS,
-                tokens=int(metrics["train/computed_tokens"]),
-            )
+        config = supervision(settings)
+        total = num_updates(len(training.examples), config)
+        units = len(training.examples) * settings.warmup_epochs * _DEMO_UNITS / total
+        self.progress.phase("warm-up on demonstrations", total)
+
+        def log(report: StepReport) -> None:
+            self.cursor = updates_made(report.metrics)
+            log_step(self.store, self.cursor, report.step, report.metrics)
+
+        async def committed(_: Collection[int]) -> None:
+            self.feed.wake()
+            self.store.prune(keep=self._milestones())
+            self._tick(f"warmup {self.cursor['done']}")
+            metrics = self.store.records("metrics")[-1]["metrics"]
+            loss, tokens = metrics["train/loss"], int(metrics["train/computed_tokens"])
+            self.progress.advance({"loss": f"{loss:.2f}"}, units=units, tokens=tokens)
+
+        await SftRun(
+            training=training,
+            validation=None,
+            config=config,
+            trainer=self.trainer,
+            engine=self.model.engine,
+            store=self.store,
+            canary=self.canary,
+            checkpoints={checkpoint.step: checkpoint for checkpoint in self.store.checkpoints()},
+            log_step=log,
+            on_progress=lambda _: None,
+            on_commit=committed,
+        ).execute()
 
     async def _grpo_step(self, step: int) -> None:
         settings = self.settings
@@ -214,16 +237,20 @@ class _Run:
         metrics = await self._optimise(rows, config.objective(), cursor, extra=summary)
         self.progress.advance(units=len(jobs) * _TRAINING_UNITS, items=0)
         too_small = int(counters["groups/too_small"])
+        rate = summary.get("tokens/sampled_per_s", 0.0)
         notes = [f"{too_small} groups with fewer than two scored attempts"] if too_small else []
         notes += ["skipped: nothing to learn from"] if metrics["step/skipped"] else [loss_figures(metrics)]
-        left = self.progress.time_left_s()
-        notes += [f"about {format_duration(left)} left"] if left is not None else []
         self.progress.line(
-            f"step {step}/{settings.steps}: reward {summary['train/reward']:.2f} · "
-            f"success {summary['train/success']:.2f} · "
-            f"{int(counters['groups/without_signal'])} of {len(groups)} groups without signal · "
-            f"rollouts {summary['time/rollout_s']:.0f} s at {summary.get('tokens/sampled_per_s', 0.0):.0f} tokens/s · "
-            + " · ".join([f"training {metrics.get('time/train_s', 0.0):.0f} s", *notes])
+            progress_line(
+                f"step {step}/{settings.steps}",
+                f"reward {summary['train/reward']:.2f}",
+                f"success {summary['train/success']:.2f}",
+                f"{int(counters['groups/without_signal'])} of {len(groups)} groups without signal",
+                f"rollouts {summary['time/rollout_s']:.0f} s at {rate:.0f} tokens/s",
+                f"training {metrics.get('time/train_s', 0.0):.0f} s",
+                *notes,
+                left_s=self.progress.time_left_s(),
+            )
         )
         for finding in self.watch.observed(StepReport(self.trainer.step_count, metrics)).findings:
             self.progress.line(str(finding))
@@ -246,7 +273,7 @@ class _Run:
         )
         metrics = {**(extra or {}), **report.metrics}
         self.cursor = cursor
-        _log_step(self.store, cursor, report.step, metrics)
+        log_step(self.store, cursor, report.step, metrics)
         self.feed.wake()
         self.store.prune(keep=self._milestones())
         self._tick(f"{cursor['phase']} {cursor['done']}")
@@ -341,8 +368,8 @@ async def _open_run(
         cursor: dict[str, Any] = {"phase": "baseline", "done": 0}
         latest = store.latest()
         if latest is not None:
-            cursor = await _resume(latest, store, trainer, model, progress)
-        cursor = _past_skipped_steps(cursor, store, trainer.step_count)
+            cursor = await resume(latest, store, trainer, model, progress)
+        cursor = past_skipped_steps(cursor, store, trainer.step_count)
         train_set = [scenario for scenario in scenarios if scenario.split == "train"]
         held_out = [scenario for scenario in scenarios if scenario.split == "held_out"]
         earned = folder.trajectories(store)
@@ -389,35 +416,6 @@ async def _open_run(
         )
     finally:
         await trainer.aclose()
-
-
-async def _resume(
-    latest: Checkpoint, store: RunStore, trainer: Trainer, model: ServedModel, progress: Progress
-) -> dict[str, Any]:
-    """Put trainer and engine where `latest` was committed, and complete the metrics log if it is one record short."""
-    stored = store.load(latest)
-    trainer.restore(latest)
-    await model.engine.load(latest)
-    cursor: dict[str, Any] = {key: stored[key] for key in ("phase", "done", "of") if key in stored}
-    _log_step(store, cursor, latest.step, {**stored["extra"], **stored["metrics"], "step/skipped": 0.0})
-    progress.line(f"continuing from checkpoint {latest.path}")
-    return cursor
-
-
-def _past_skipped_steps(cursor: dict[str, Any], store: RunStore, policy_version: int) -> dict[str, Any]:
-    """`cursor`, or behind the steps after it that were made and changed nothing: they left no checkpoint."""
-    for record in store.records("metrics"):
-        next_step = cursor["done"] + 1 if cursor["phase"] == "train" else 1
-        if (record["phase"], record["done"], record["policy_version"]) == ("train", next_step, policy_version):
-            cursor = {"phase": "train", "done": next_step}
-    return cursor
-
-
-def _log_step(store: RunStore, cursor: dict[str, Any], policy_version: int, metrics: dict[str, float]) -> None:
-    """Add the step at `cursor` to the metrics log, unless an interrupted run had come that far."""
-    place = (cursor["phase"], cursor["done"])
-    if all((record["phase"], record["done"]) != place for record in store.records("metrics")):
-        store.append("metrics", {**cursor, "policy_version": policy_version, "metrics": metrics})
 
 
 def _lora(settings: RunSettings) -> Any:

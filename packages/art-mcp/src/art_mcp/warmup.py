@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from art_core.dataset import iterate_dataset
+from art_core.control import SftExample
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.protocols import Store
 from art_core.samples import demonstration as supervised_row
+from art_core.sft.masks import answers_of, rows_of_answers
+from art_core.sft.preparing import PreparedSet
+from art_core.sft_config import SftConfig
 from art_core.types import ChatMessage, TokenSample
 from art_mcp.connect import WORKDIR_PREFIX
 from art_mcp.results import parse_json
@@ -41,21 +44,21 @@ def demonstrated(scenarios: Sequence[Scenario], count: int) -> list[Scenario]:
     return [scenario for each in rounds for scenario in each if scenario is not None][:count]
 
 
-async def demonstration_rows(
+async def demonstrations(
     store: Store, model: ServedModel, toolbox: Toolbox, scenarios: Sequence[Scenario], *, answer_every: int, say: Say
-) -> list[TokenSample]:
-    """One row per scenario: task, reference call, the server's real result, and an answer that carries its facts.
+) -> PreparedSet:
+    """One example per scenario: task, reference call, the server's real result, and an answer that carries its facts.
 
     The call is what takes most demonstrations to learn, the result most of the tokens to compute. So of each tool only
-    every `answer_every`-th row, from the first on, has result and answer; the others end with the call. So does, with a
-    word to the user, a row whose result does not fit the context or cannot be had; where the call does not fit either,
-    there is no row. The rows are stored when they are first made, so that an interrupted warm-up goes on with the same.
+    every `answer_every`-th, from the first on, has result and answer; the others end with the call. So does, with a
+    word to the user, one whose result does not fit the context or cannot be had; where the call does not fit either,
+    there is no example. What is made is stored, so that an interrupted warm-up goes on with the same.
 
     Raises:
-        DataError: no row fits the context.
+        DataError: none fits the context.
     """
     stored = {record["trajectory_id"]: record for record in store.records("demonstrations")}
-    rows = []
+    examples = []
     num_of: Counter[str] = Counter()
     for scenario in scenarios:
         answered = num_of[scenario.tool] % answer_every == 0
@@ -64,15 +67,14 @@ async def demonstration_rows(
         if record is None:
             record = await _demonstration(scenario, model, toolbox, answered=answered, say=say)
             store.append("demonstrations", record)
-        if record["token_ids"]:
-            segments = (((token,), flag) for token, flag in zip(record["token_ids"], record["trained"], strict=True))
-            rows.append(supervised_row(record["trajectory_id"], segments))
-    if not rows:
+        if record["rows"]:
+            examples.append([_row(record["trajectory_id"], **stored_row) for stored_row in record["rows"]])
+    if not examples:
         raise DataError(
             f"none of the {len(scenarios)} demonstrations fits into {model.engine.max_context_tokens} tokens; "
             "raise --max-context, or leave the warm-up out with --warmup off"
         )
-    return rows
+    return PreparedSet.of(examples)
 
 
 async def _demonstration(
@@ -83,30 +85,42 @@ async def _demonstration(
     problem = ""
     if answered:
         try:
-            messages = await _with_answer(scenario, toolbox)
-            rendered = model.renderer.render(messages, tools=toolbox.specs)
-            if len(rendered.token_ids) <= limit:
-                return _record(scenario, rendered.token_ids, rendered.sampled_mask, shortened=False)
-            problem = f"with the result it has {len(rendered.token_ids)} tokens, the context {limit}"
+            rows = _rows(scenario, await _with_answer(scenario, toolbox), model, toolbox)
+            if _longest(rows) <= limit:
+                return _record(scenario, rows, shortened=False)
+            problem = f"with the result it has {_longest(rows)} tokens, the context {limit}"
         except (InfrastructureError, DataError) as error:
             problem = str(error)
         say(f"the demonstration of {scenario.id} ends with the call: {problem}")
-    rendered = model.renderer.render(_reference_call(_in_some_workdir(scenario, toolbox)), tools=toolbox.specs)
-    if len(rendered.token_ids) > limit:
-        say(f"no demonstration of {scenario.id}: the call takes {len(rendered.token_ids)} tokens, the context {limit}")
-        return _record(scenario, [], [], shortened=True)
-    return _record(scenario, rendered.token_ids, rendered.sampled_mask, shortened=bool(problem))
+    rows = _rows(scenario, _reference_call(_in_some_workdir(scenario, toolbox)), model, toolbox)
+    if _longest(rows) > limit:
+        say(f"no demonstration of {scenario.id}: the call takes {_longest(rows)} tokens, the context {limit}")
+        return _record(scenario, [], shortened=True)
+    return _record(scenario, rows, shortened=bool(problem))
 
 
-def _record(
-    scenario: Scenario, token_ids: Sequence[int], trained: Sequence[bool], *, shortened: bool
-) -> dict[str, Any]:
+def _rows(
+    scenario: Scenario, messages: list[ChatMessage], model: ServedModel, toolbox: Toolbox
+) -> Sequence[TokenSample]:
+    """The rows in which what the agent says in `messages` is trained: one, unless the template rewrites history."""
+    example = SftExample(source=f"demo-{scenario.id}", messages=messages, tools=toolbox.specs)
+    return rows_of_answers(answers_of(example, model.renderer, "all"), example.source)
+
+
+def _longest(rows: Sequence[TokenSample]) -> int:
+    return max(len(row.token_ids) for row in rows)
+
+
+def _record(scenario: Scenario, rows: Sequence[TokenSample], *, shortened: bool) -> dict[str, Any]:
     return {
         "trajectory_id": f"demo-{scenario.id}",
-        "token_ids": list(token_ids),
-        "trained": list(trained),
+        "rows": [{"token_ids": list(row.token_ids), "trained": list(row.trained)} for row in rows],
         "shortened": shortened,
     }
+
+
+def _row(source: str, *, token_ids: Sequence[int], trained: Sequence[bool]) -> TokenSample:
+    return supervised_row(source, (((token,), flag) for token, flag in zip(token_ids, trained, strict=True)))
 
 
 async def _with_answer(scenario: Scenario, toolbox: Toolbox) -> list[ChatMessage]:
@@ -200,6 +214,14 @@ def agent_limits(
     return AgentLimits(max_turns=settings.max_turns, max_tokens=max_tokens)
 
 
-def warmup_batches(rows: Sequence[TokenSample], *, size: int, epochs: int, seed: int) -> list[list[TokenSample]]:
-    """`rows` in batches of at most `size`, each row once per epoch, in a seeded order."""
-    return [batch.items for batch in iterate_dataset(rows, size, epochs, seed=seed)]
+def supervision(settings: RunSettings) -> SftConfig:
+    """How the warm-up learns: at one learning rate, with a checkpoint after each update, so that none is lost."""
+    return SftConfig(
+        learning_rate=settings.warmup_learning_rate,
+        epochs=settings.warmup_epochs,
+        batch_size=settings.warmup_batch,
+        schedule="constant",
+        warmup_ratio=0.0,
+        seed=settings.seed,
+        save_every=1,
+    )

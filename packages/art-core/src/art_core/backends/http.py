@@ -37,6 +37,7 @@ from art_core.moving import missing_method
 from art_core.threads import in_thread
 from art_core.trajectories import TrajectoryGroup
 from art_core.types import Exchange, StepReport
+from art_core.values import check_callable
 
 if TYPE_CHECKING:
     import httpx2
@@ -149,6 +150,7 @@ class HttpBackend(abc.ABC):
 
     async def _trained(self, path: str, body: BaseModel, on_progress: Callable[[str], None]) -> StepReport:
         """What the server reports at the end of the training that `body` asks for."""
+        check_callable("on_progress", on_progress, "a function that takes a line of text")
         last: TrainEvent | None = None
         phase = ""
         async with self._sent("POST", path, body, timeout_s=_SILENCE_S) as response:

@@ -19,6 +19,7 @@ from typing import Any
 from art_core.backends.http import HttpBackend
 from art_core.errors import BackendError, ConfigError, MissingExtraError
 from art_core.threads import in_thread
+from art_core.values import check_callable
 
 _NEEDED = ("torch", "transformers", "starlette", "uvicorn", "prometheus_client", "renderers")
 _TELL_EVERY_S = 10.0
@@ -52,6 +53,8 @@ class LocalBackend(HttpBackend):
         **options: Any,
     ) -> None:
         super().__init__(timeout_s=timeout_s)
+        if progress is not None:
+            check_callable("progress", progress, "a function that takes a line of text")
         missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
         if missing:
             raise MissingExtraError(

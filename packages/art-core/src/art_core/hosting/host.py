@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +15,14 @@ from art_core.checkpoints.forking import fork_run
 from art_core.checkpoints.listing import logged_metrics
 from art_core.config import TrainConfig
 from art_core.control import ForkRequest, MetricRecord, ModelState, RegisterRequest, SftRequest
-from art_core.errors import ArtError, ConfigError, DataError, ModelNotFoundError, StorageError, UnknownTrajectoryError
+from art_core.errors import ArtError, ConfigError, DataError, ModelNotFoundError, UnknownTrajectoryError
 from art_core.hosting.door import HostedBy, open_model
 from art_core.hosting.exchanges import open_trajectory_ids
 from art_core.hosting.model import HostedModel
 from art_core.hosting.options import HostOptions
-from art_core.hosting.pinned import PinnedEngines
+from art_core.hosting.pinned import PinnedEngines, step_number
 from art_core.hosting.record import ModelRecord
+from art_core.hosting.trajectories import OpenTrajectories
 from art_core.hosting.watch import AtStep
 from art_core.registry import check_adapters, check_sinks
 from art_core.runs.reader import run_folders
@@ -36,8 +35,6 @@ from art_core.types import Exchange, StepReport
 from art_core.values import check_name
 
 _log = logging.getLogger(__name__)
-_REMEMBERED = 1000
-"""Closed trajectories whose record is given out again to whoever did not get the first answer."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +77,7 @@ class ModelHost:
         self._models: dict[str, HostedModel] = {}
         self._opening: dict[str, asyncio.Task[HostedModel]] = {}
         self._pinned = PinnedEngines(max_open=self.options.max_pinned, idle_s=self.options.pinned_idle_s)
-        self._trajectories: dict[str, _OpenTrajectory] = {}
-        self._closed: OrderedDict[str, tuple[HostedModel, list[str]]] = OrderedDict()
-        self._left_open: dict[str, str] = {}  # trajectories of models that are not open yet: id -> inference name
+        self._trajectories = OpenTrajectories(self.sessions, lambda model: _Recorder(self, model))
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -105,8 +100,9 @@ class ModelHost:
             except (OSError, ArtError) as error:
                 _log.warning("the calls of %s cannot be read: %s", name, error)
                 continue
-            self._left_open.update(dict.fromkeys(ids, name))
-        self._sweeper = asyncio.create_task(self._sweep())
+            self._trajectories.expect(ids, name)
+        closing = self._trajectories.close_silent(self.options.trajectory_ttl_s, self.metrics.expired)
+        self._sweeper = asyncio.create_task(closing)
 
     async def close(self) -> None:
         """Close every model. May be called twice."""
@@ -137,7 +133,7 @@ class ModelHost:
             if not at:
                 await model.wait_ready(self.options.max_wait_s)
                 return model.served(recorder=recorder)
-            wanted = _step_number(name, step)
+            wanted = step_number(name, step)
             model.check_step(wanted)
             if wanted == model.step:
                 await model.wait_ready(self.options.max_wait_s)
@@ -158,8 +154,7 @@ class ModelHost:
         model.log.record(*exchanges)
         for exchange in exchanges:
             self.metrics.exchange(model.name, exchange)
-            if exchange.trajectory_id in self._trajectories:
-                self._trajectories[exchange.trajectory_id].last_call = time.monotonic()
+            self._trajectories.called(exchange.trajectory_id)
 
     def metrics_text(self) -> bytes:
         """What `GET /metrics` answers."""
@@ -289,31 +284,12 @@ class ModelHost:
         """Record the calls below `/t/<trajectory_id>` from now on."""
         model = await self._model(project, name)
         await self.recover(trajectory_id)
-        session = self.sessions.open(trajectory_id)
-        session.recorder, session.model_name = _Recorder(self, model), model.name
-        try:
-            model.log.opened(trajectory_id)
-        except BaseException:
-            self.sessions.close(trajectory_id)
-            raise
-        self._trajectories[trajectory_id] = _OpenTrajectory(model, time.monotonic())
+        self._trajectories.open(trajectory_id, model)
 
     async def close_trajectory(self, trajectory_id: str) -> list[Exchange]:
         """See `Backend.close_trajectory`. Asked again, it gives the same record."""
         await self.recover(trajectory_id)
-        if trajectory_id not in self._trajectories and trajectory_id in self._closed:
-            model, ids = self._closed[trajectory_id]
-            return await asyncio.to_thread(model.log.find, ids)
-        exchanges = self.sessions.close(trajectory_id)
-        trajectory = self._trajectories.pop(trajectory_id)
-        self._closed[trajectory_id] = (trajectory.model, [exchange.id for exchange in exchanges])
-        if len(self._closed) > _REMEMBERED:
-            self._closed.popitem(last=False)
-        try:
-            trajectory.model.log.closed(trajectory_id)
-        except StorageError as error:  # the record itself is whole; after a restart it is open until it expires
-            _log.warning("that trajectory %r was closed could not be noted: %s", trajectory_id, error)
-        return exchanges
+        return await self._trajectories.close(trajectory_id)
 
     async def find_exchanges(
         self, project: str, name: str, ids: Sequence[str], *, missing_ok: bool = False
@@ -324,7 +300,7 @@ class ModelHost:
 
     async def recover(self, trajectory_id: str) -> None:
         """Where `trajectory_id` was open when an earlier process ended, open its model, which opens it again."""
-        name = self._left_open.get(trajectory_id)
+        name = self._trajectories.model_to_open(trajectory_id)
         if name is not None:
             try:
                 await self._model(*name.split("/"))
@@ -384,7 +360,7 @@ class ModelHost:
         async def opened() -> HostedModel:
             try:
                 model = await self._opened(request)
-                self._restore_trajectories(model)
+                self._trajectories.restore(model)
                 self._models[name] = model
                 return model
             finally:
@@ -399,42 +375,3 @@ class ModelHost:
         return await open_model(
             folder, request.project, request.name, request.base_model, request.config, host=self._by
         )
-
-    def _restore_trajectories(self, model: HostedModel) -> None:
-        for trajectory_id, exchanges in model.log.open_trajectories().items():
-            with contextlib.suppress(ArtError):  # the id is open already: the other record goes on
-                session = self.sessions.open(trajectory_id)
-                for exchange in exchanges:
-                    session.record(exchange)
-                session.recorder, session.model_name = _Recorder(self, model), model.name
-                self._trajectories[trajectory_id] = _OpenTrajectory(model, time.monotonic())
-            self._left_open.pop(trajectory_id, None)
-
-    async def _sweep(self) -> None:
-        """Give up trajectories that nobody closes: their client has died."""
-        while True:
-            await asyncio.sleep(min(60.0, self.options.trajectory_ttl_s / 4))
-            now = time.monotonic()
-            for trajectory_id, trajectory in list(self._trajectories.items()):
-                if now - trajectory.last_call > self.options.trajectory_ttl_s:
-                    _log.warning("trajectory %r had no call for long and is closed", trajectory_id)
-                    self.metrics.expired()
-                    try:
-                        await self.close_trajectory(trajectory_id)
-                    except Exception:  # noqa: BLE001 - others are still to be given up, and this one is tried again
-                        _log.exception("trajectory %r could not be closed; it is tried again", trajectory_id)
-
-
-@dataclass
-class _OpenTrajectory:
-    model: HostedModel
-    last_call: float
-
-
-def _step_number(name: str, step: str) -> int:
-    if not step.isdecimal() or len(step) > 12:
-        raise ApiError(
-            404, f"model {name!r}: {step!r} is no step; wanted a number after the @", code="model_not_found",
-            param="model",
-        )  # fmt: skip
-    return int(step)

@@ -131,7 +131,7 @@ class HostedModel:
         on_turn: Callable[[float], None],
     ) -> StepReport:
         """One step on `groups`, see `Backend.train`. `on_turn` is told how long it waited for steps before it."""
-        scored = _scored(groups, self.name)
+        scored = _scored(groups)
         async with self._next_turn(on_progress, on_turn) as trainer:
             objective = self._objective(config)
             rows, counters = await asyncio.to_thread(training_rows, scored, policy_version=self.step, config=config)
@@ -413,9 +413,7 @@ class HostedModel:
         return f"register {self.name!r} again to go on from step {self.step}"
 
 
-def _scored(groups: Sequence[TrajectoryGroup], name: str) -> list[ScoredGroup]:
-    if not groups:
-        raise DataError(f"no groups were given to train {name!r} on; wanted one at least")
+def _scored(groups: Sequence[TrajectoryGroup]) -> list[ScoredGroup]:
     scored = [group.with_rewards() for group in groups]
     silent = [t.id for group in scored for t, _ in group.members if not t.exchanges]
     if silent:

@@ -125,3 +125,17 @@ def _later(what: str, waited_s: float) -> ApiError:
         code="weights_are_changing",
         retry_after_s=5,
     )
+
+
+def step_number(name: str, step: str) -> int:
+    """The step that `name` pins, which ends with `@step`.
+
+    Raises:
+        ApiError: 404, it is no number.
+    """
+    if not step.isdecimal() or len(step) > 12:
+        raise ApiError(
+            404, f"model {name!r}: {step!r} is no step; wanted a number after the @", code="model_not_found",
+            param="model",
+        )  # fmt: skip
+    return int(step)

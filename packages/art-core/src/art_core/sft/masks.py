@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from art_core.control import SftExample
 from art_core.errors import DataError
-from art_core.samples import demonstration
+from art_core.samples import Turn, joined
 from art_core.sft.checking import trained_turns
 from art_core.types import ChatMessage, TokenSample, ToolSpec
 
@@ -94,23 +94,13 @@ def written(renderer: ChatRenderer, messages: Sequence[ChatMessage], index: int,
     return answer
 
 
-def joined(answers: Sequence[Answer], source: str) -> list[TokenSample]:
-    """Rows with each answer once: it joins the longest row that its prompt extends, and else opens one."""
-    rows: list[tuple[list[int], list[bool]]] = []
-    for answer in answers:
-        prompt = list(answer.prompt_ids)
-        fitting = [row for row in rows if row[0] == prompt[: len(row[0])]]
-        row = max(fitting, key=lambda one: len(one[0]), default=None)
-        if row is None:
-            rows.append(row := ([], []))
-        ids, trained = row
-        context = prompt[len(ids) :]
-        ids += [*context, *answer.completion_ids]
-        trained += [*[False] * len(context), *answer.trained]
-    return [
-        demonstration(source, (((token,), flag) for token, flag in zip(ids, trained, strict=True)))
-        for ids, trained in rows
-    ]
+def rows_of_answers(answers: Sequence[Answer], source: str) -> list[TokenSample]:
+    """Rows with each answer once, see `art_core.samples.joined`."""
+    turns = (
+        Turn(answer.prompt_ids, answer.completion_ids, answer.trained, (0.0,) * len(answer.trained))
+        for answer in answers
+    )
+    return joined(turns, advantage=1.0, trajectory_id=source)
 
 
 def _behind(renderer: ChatRenderer, prompt: list[int], whole: list[int]) -> list[int] | None:

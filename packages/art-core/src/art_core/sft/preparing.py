@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from art_core.control import SftExample, SftRequest
 from art_core.errors import ConfigError, DataError
-from art_core.sft.masks import answers_of, joined
+from art_core.sft.masks import answers_of, rows_of_answers
 from art_core.sft.reading import refuse_faulty
 from art_core.sft_config import SftConfig
 from art_core.types import TokenSample
@@ -26,6 +26,23 @@ class PreparedSet:
     examples: tuple[tuple[TokenSample, ...], ...]
     counters: dict[str, float]
     digest: str
+
+    @classmethod
+    def of(cls, examples: Iterable[Sequence[TokenSample]], counters: Mapping[str, float] | None = None) -> Self:
+        """`examples` as they are, with `counters` of what was left out of them, and those of what they hold."""
+        kept = tuple(map(tuple, examples))
+        rows = [row for example in kept for row in example]
+        different = {tuple((row.token_ids, row.trained) for row in example) for example in kept}
+        counted = {
+            **(counters or {}),
+            "sft/forks": float(len(rows) - len(kept)),
+            "sft/examples": float(len(kept)),
+            "sft/duplicates": float(len(kept) - len(different)),
+            "sft/rows": float(len(rows)),
+            "sft/row_tokens": float(sum(len(row.token_ids) for row in rows)),
+            "sft/trained_tokens": float(sum(row.num_trained for row in rows)),
+        }
+        return cls(kept, counted, _digest(kept))
 
     @property
     def rows(self) -> list[TokenSample]:
@@ -58,13 +75,13 @@ def prepare(
     """The rows of `examples`, which are called `what` where something is wrong with them.
 
     Raises:
-        ConfigError: `max_tokens` is more than the model can read.
+        ConfigError: `max_row_tokens` is more than the model can read.
         DataError: an example cannot be rendered, or is too long, and `overlong` is "refuse"; or nothing is left.
     """
-    limit = config.max_tokens or max_context_tokens
+    limit = config.max_row_tokens or max_context_tokens
     if limit > max_context_tokens:
         raise ConfigError(
-            f"max_tokens is {limit}, but the model reads at most {max_context_tokens}; give less, or none"
+            f"max_row_tokens is {limit}, but the model reads at most {max_context_tokens}; give less, or none"
         )
     counts: Counter[str] = Counter()
     faults: list[str] = []
@@ -73,7 +90,7 @@ def prepare(
     for example in examples:
         try:
             answers = answers_of(example, renderer, config.train_on)
-            rows = joined(answers, example.source)
+            rows = rows_of_answers(answers, example.source)
         except DataError as error:
             faults.append(f"{example.source}: {error}")
             continue
@@ -88,18 +105,17 @@ def prepare(
                 rows = [cut for row in rows if (cut := _cut(row, limit)).num_trained]
             else:
                 rows = []
-            counts["sft/overlong_skipped"] += not rows
+            counts["sft/dropped_overlong"] += not rows
         elif not rows:
             counts["sft/examples_without_answer"] += 1
         if rows:
             kept.append(tuple(rows))
-            counts["sft/forks"] += len(rows) - 1
     refuse_faulty(faults, len(examples), what)
     if overlong and config.overlong == "refuse":
         shown = ", ".join(overlong[:5]) + (", ..." if len(overlong) > 5 else "")
         raise DataError(
             f"{len(overlong)} of {len(examples)} {what} have more than {limit} tokens, nothing was begun: {shown}; "
-            "shorten them, or leave them out with overlong='skip', or their ends with overlong='cut'"
+            "shorten them, or leave them out with overlong='drop', or their ends with overlong='cut'"
         )
     if not kept:
         silent = counts["sft/examples_without_answer"]
@@ -107,21 +123,11 @@ def prepare(
             f"none of the {len(examples)} {what} can be trained on: {len(overlong)} are longer than {limit} tokens, "
             f"{silent} have no answer to train"
         )
-    counted = {name: float(counts[name]) for name in _COUNTED}
-    rows = [row for rows_of_one in kept for row in rows_of_one]
-    keys = Counter(tuple((row.token_ids, row.trained) for row in one) for one in kept)
-    counted |= {
-        "sft/examples": float(len(kept)),
-        "sft/duplicates": float(len(kept) - len(keys)),
-        "sft/rows": float(len(rows)),
-        "sft/row_tokens": float(sum(len(row.token_ids) for row in rows)),
-        "sft/trained_tokens": float(sum(row.num_trained for row in rows)),
-    }
-    return PreparedSet(tuple(kept), counted, _digest(kept))
+    return PreparedSet.of(kept, {name: float(counts[name]) for name in _COUNTED})
 
 
 _COUNTED = (
-    *("sft/overlong_skipped", "sft/rows_cut", "sft/forks", "sft/examples_without_answer"),
+    *("sft/dropped_overlong", "sft/rows_cut", "sft/examples_without_answer"),
     *("sft/turns_in_history_form", "sft/turns_without_end", "sft/turns_without_reasoning"),
 )
 

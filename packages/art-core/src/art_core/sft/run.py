@@ -11,12 +11,13 @@ import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from art_core.canary import WeightSyncCanary
 from art_core.dataset import iterate_dataset
 from art_core.errors import ConfigError
+from art_core.lines import progress_line
 from art_core.loop import committed
 from art_core.memory import return_free_memory
 from art_core.outcomes import num_supervised
@@ -30,9 +31,9 @@ from art_core.types import Checkpoint, Objective, StepReport, TokenSample
 LOG = "sft"
 """The store's log of supervised trainings: what was begun, with its options, and what was finished, with its result."""
 _MOST_UPDATES = 1_000_000
-"""Each has its learning rate and its loss in memory; a run of more was not meant."""
+"""Each has its learning rate in memory; a run of more was not meant."""
 _OF_VALIDATION = {
-    "sft/validation_overlong_skipped": "sft/overlong_skipped",
+    "sft/validation_dropped_overlong": "sft/dropped_overlong",
     "sft/validation_without_answer": "sft/examples_without_answer",
     "sft/validation_rows_cut": "sft/rows_cut",
 }
@@ -91,7 +92,7 @@ class SftRun:
             self.log_step(StepReport(report["step"], report["metrics"]))
         if 0 < done < self._total:
             self.on_progress(f"going on behind update {done} of {self._total}")
-        losses = await self._train(begun, done, list(cursor["losses"]))
+        losses = await self._train(begun, done, _Losses(**cursor["losses"]))
         return await self._finish(begun, losses, resumed_after=done)
 
     # -- where it stands ---------------------------------------------------------------------------------------------
@@ -126,7 +127,9 @@ class SftRun:
         if cursor["update"] == begun["updates"]:  # only the record that it was finished is missing
             if not is_same:
                 return None
-            return (begun, cursor) if newest else self._finished_before(self._summary(begun, cursor["losses"]))
+            return (
+                (begun, cursor) if newest else self._finished_before(self._summary(begun, _Losses(**cursor["losses"])))
+            )
         if not is_same:
             raise ConfigError(
                 f"another supervised training was interrupted behind update {cursor['update']} of {begun['updates']}: "
@@ -174,9 +177,9 @@ class SftRun:
             "validation_loss": before,
         }
         self.store.append(LOG, begun)
-        return begun, {"update": 0, "losses": [], "reports": []}
+        return begun, {"update": 0, "losses": asdict(_Losses()), "reports": []}
 
-    async def _train(self, begun: dict[str, Any], done: int, losses: list[float]) -> list[float]:
+    async def _train(self, begun: dict[str, Any], done: int, losses: _Losses) -> _Losses:
         config = self.config
         rates = learning_rates(self._total, config)
         reports: list[StepReport] = []
@@ -197,24 +200,21 @@ class SftRun:
             own = {"sft/update": update, "sft/updates": self._total, "sft/epoch": batch.epoch + 1}
             metrics = {**report.metrics, "train/learning_rate": rate, **{name: float(n) for name, n in own.items()}}
             reports.append(StepReport(report.step, metrics))
-            losses.append(report.metrics["train/loss"])
-            self.on_progress(
-                f"update {update} of {self._total}: loss {losses[-1]:.4f}"
-                + pace.after(sum(len(row.token_ids) for row in rows))
-            )
+            losses.add(report.metrics["train/loss"])
+            pace.advance(sum(len(row.token_ids) for row in rows))
+            place, loss = f"update {update} of {self._total}", f"loss {losses.last:.4f}"
+            self.on_progress(progress_line(place, loss, f"{pace.tokens_per_s:.0f} tokens/s", left_s=pace.left_s))
             if update % config.save_every == 0 or update == self._total:
                 await self._commit(begun, update, losses, reports)
                 reports = []
         return losses
 
-    async def _commit(
-        self, begun: dict[str, Any], update: int, losses: Sequence[float], reports: Sequence[StepReport]
-    ) -> None:
+    async def _commit(self, begun: dict[str, Any], update: int, losses: _Losses, reports: Sequence[StepReport]) -> None:
         place = {
             "run": begun["run"],
             "update": update,
             "of": self._total,
-            "losses": list(losses),
+            "losses": asdict(losses),
             "reports": [{"step": report.step, "metrics": report.metrics} for report in reports],
         }
         checkpoint = await committed(self.store, self.trainer, {"sft": place, "metrics": reports[-1].metrics})
@@ -224,7 +224,7 @@ class SftRun:
         if self.on_commit is not None:
             await self.on_commit(self.made)
 
-    async def _finish(self, begun: dict[str, Any], losses: Sequence[float], *, resumed_after: int) -> StepReport:
+    async def _finish(self, begun: dict[str, Any], losses: _Losses, *, resumed_after: int) -> StepReport:
         return_free_memory()
         step = self.trainer.step_count
         if self.engine.policy_version != step:
@@ -237,16 +237,16 @@ class SftRun:
         return StepReport(step, {**metrics, **synced, "sft/resumed_after": float(resumed_after)})
 
     def _summary(
-        self, begun: dict[str, Any], losses: Sequence[float], validation_loss: float | None = None
+        self, begun: dict[str, Any], losses: _Losses, validation_loss: float | None = None
     ) -> dict[str, float]:
         metrics = {
             **self.counters,
             **self.training.counters,
             "sft/updates": float(self._total),
             "sft/epochs": float(self.config.epochs),
-            "sft/loss_first": losses[0],
-            "sft/loss_last": losses[-1],
-            "sft/loss_mean": sum(losses) / len(losses),
+            "sft/loss_first": losses.first,
+            "sft/loss_last": losses.last,
+            "sft/loss_mean": losses.total / losses.count,
         }
         if self.validation is not None:
             metrics["sft/validation_examples"] = float(len(self.validation.examples))
@@ -291,20 +291,45 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return texts + [f"{name} was {old.get(name)!r}, now {new[name]!r}" for name in names]
 
 
+@dataclass
+class _Losses:
+    """What is told of the losses of all updates; as much to keep for many as for few."""
+
+    first: float = 0.0
+    last: float = 0.0
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, loss: float) -> None:
+        self.first = loss if self.count == 0 else self.first
+        self.last = loss
+        self.total += loss
+        self.count += 1
+
+
 class _Pace:
-    """Tokens per second, and how long `total` updates will still take."""
+    """How fast `total` updates go."""
 
     def __init__(self, total: int) -> None:
         self._started = time.monotonic()
-        self._total = total
-        self._done = 0
+        self._num_left = total
+        self._num_done = 0
         self._num_tokens = 0
 
-    def after(self, num_tokens: int) -> str:
-        """What is told behind an update on rows of `num_tokens`."""
-        self._done += 1
+    def advance(self, num_tokens: int) -> None:
+        """An update on rows of `num_tokens` is made."""
+        self._num_done += 1
+        self._num_left -= 1
         self._num_tokens += num_tokens
-        elapsed_s = max(time.monotonic() - self._started, 1e-9)
-        left_s = round(elapsed_s / self._done * (self._total - self._done))
-        clock = f"{left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02}"
-        return f", {self._num_tokens / elapsed_s:.0f} tokens/s, {clock} left"
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._num_tokens / self._elapsed_s
+
+    @property
+    def left_s(self) -> float:
+        return self._elapsed_s / self._num_done * self._num_left
+
+    @property
+    def _elapsed_s(self) -> float:
+        return max(time.monotonic() - self._started, 1e-9)

@@ -17,6 +17,7 @@ Parse = Callable[[dict[str, Any]], tuple[int, Mapping[str, float]]]
 """A record of a log -> the step, and the metrics of that step that it holds."""
 
 _RETRY_AFTER_S = 60.0
+_HANGS_AFTER_S = 60.0
 _LOOK_EVERY_S = 30.0
 _log = logging.getLogger(__name__)
 
@@ -28,7 +29,8 @@ class Feed:
     name, when there is something to log. How far a sink has come is kept in `<folder>/sinks/<name>.json`, so that a run
     that goes on in another process goes on there: what is in the logs reaches each sink once, also what was logged
     while it was not there. A record that a sink fails at is lost to it; it is told once in a row, counted, and the sink
-    is opened again after `retry_after_s`.
+    is opened again after `retry_after_s`. One that does not come back from a call for `hangs_after_s` is told once and
+    counted too: it gets what it missed when it comes back, or is opened in another process.
     """
 
     def __init__(
@@ -38,13 +40,16 @@ class Feed:
         openers: Mapping[str, Callable[[], MetricSink]],
         *,
         retry_after_s: float = _RETRY_AFTER_S,
+        hangs_after_s: float = _HANGS_AFTER_S,
     ) -> None:
-        self._followers = [_Follower(folder, logs, name, opener, retry_after_s) for name, opener in openers.items()]
+        self._followers = [
+            _Follower(folder, logs, name, opener, retry_after_s, hangs_after_s) for name, opener in openers.items()
+        ]
 
     @property
     def num_failures(self) -> int:
-        """How often a sink could not be opened, or did not take a record."""
-        return sum(follower.num_failures for follower in self._followers)
+        """How often a sink could not be opened, did not take a record, or hung."""
+        return sum(follower.num_failures + follower.num_hangs for follower in self._followers)
 
     def metrics(self) -> dict[str, float]:
         """For the report of a step."""
@@ -72,13 +77,18 @@ class _Follower:
         name: str,
         opener: Callable[[], MetricSink],
         retry_after_s: float,
+        hangs_after_s: float,
     ) -> None:
         self.num_failures = 0
+        self.num_hangs = 0
         self._folder = folder
         self._logs = logs
         self._name = name
         self._opener = opener
         self._retry_after_s = retry_after_s
+        self._hangs_after_s = hangs_after_s
+        self._called_at: float | None = None  # since when the sink has not come back from a call
+        self._told_call: float | None = None  # that of which it was told
         self._cursor = folder / "sinks" / f"{name}.json"
         self._positions: dict[str, int] = {}
         self._sink: MetricSink | None = None
@@ -93,6 +103,20 @@ class _Follower:
             self._thread = threading.Thread(target=self._follow, name=f"art-sink-{self._name}", daemon=True)
             self._thread.start()
         self._woken.set()
+        self._look_for_hang()
+
+    def _look_for_hang(self) -> None:
+        called_at = self._called_at
+        if called_at is None or called_at == self._told_call or time.monotonic() - called_at < self._hangs_after_s:
+            return
+        self._told_call = called_at
+        self.num_hangs += 1
+        _log.warning(
+            "%s: the sink %r has not come back for %.0f s; training goes on, and metrics are in the run folder",
+            self._folder,
+            self._name,
+            time.monotonic() - called_at,
+        )
 
     def end(self) -> None:
         self._ending = True
@@ -133,17 +157,27 @@ class _Follower:
                         break
                     end, (step, metrics) = record
                     if self._sink is None:
-                        self._sink = self._opener()
+                        with self._call():
+                            self._sink = self._opener()
                     self._write_cursor(self._positions | {kind: end})  # first: twice is worse than not at all
                     self._positions[kind] = end
                     if metrics:
-                        self._sink.log(step, metrics)
+                        with self._call():
+                            self._sink.log(step, metrics)
                     self._told = False
-                except Exception as error:  # noqa: BLE001  # whatever a foreign library does, the run goes on
+                except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever a library does, the run goes on
                     self._failed(error)
                     return
 
-    def _failed(self, error: Exception) -> None:
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        self._called_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._called_at = None
+
+    def _failed(self, error: BaseException) -> None:
         self.num_failures += 1
         self._close()
         self._closed_until = time.monotonic() + self._retry_after_s
@@ -162,7 +196,7 @@ class _Follower:
     def _close(self) -> None:
         sink, self._sink = self._sink, None
         if sink is not None:
-            with contextlib.suppress(Exception):  # it failed before, and that was told
+            with contextlib.suppress(Exception, SystemExit), self._call():  # it failed before, and that was told
                 sink.close()
 
     def _read_cursor(self) -> dict[str, int]:
