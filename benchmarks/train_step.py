@@ -24,6 +24,7 @@ import argparse
 import asyncio
 import gc
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -295,8 +296,6 @@ def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[float, 
 
 def peak_of_long_row(side: str, folder: Path, length: int, dtype: str, threads: int | None) -> float:
     """Make a step on one row of `length` tokens; returns the most memory that this process had, in GB."""
-    import resource
-
     load = Load(groups=1, members=1, prompt=length - length // 16, new=length // 16)
     rows = rows_of(load, vocabulary_of(folder), seed=1)
     if side == "ours":
@@ -307,7 +306,16 @@ def peak_of_long_row(side: str, folder: Path, length: int, dtype: str, threads: 
             twice = replace(load, members=2)
             trainer = open_trl(folder, Path(name), rows * 2, twice, TrlSettings(1, True), dtype=dtype, steps=1)
             run_trl(trainer, Timed())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return peak_memory()
+
+
+def peak_memory() -> float:
+    """The most memory that this process had, in GB; where Linux says it, without that of the process that started it."""
+    import resource
+
+    status = Path("/proc/self/status")
+    found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.is_file() else None
+    return (int(found[1]) if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1e6
 
 
 def vocabulary_of(folder: Path) -> int:

@@ -88,6 +88,7 @@ async def test_a_canary_that_a_tiny_learning_rate_cannot_move_is_no_silent_proof
     assert [finding.name for finding in found] == ["learning-rate-too-small", "canary-proves-nothing"]
 
 
+@pytest.mark.slow
 def test_it_passes_on_a_model_that_learns_and_prints_its_numbers(tiny: str) -> None:
     result = CliRunner().invoke(app, ["selftest", "--model", tiny, "--json"])
     assert result.exit_code == 0, result.output

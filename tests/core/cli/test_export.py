@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from art_core.cli import app
 from art_core.runs.parquet import SCHEMA
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from tests.core.cli.test_runs import art
+from tests.core.cli.running import art, art_process
 from tests.core.runs.building import GROUPS, group, open_run, trajectory
 
 
@@ -184,7 +184,8 @@ def test_an_unknown_format_is_refused(path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
 def test_a_full_disk_gives_one_line(path: Path) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = art("export", "clerk", "--format", "jsonl", "--out", "-", "--path", str(path), stdout=full.fileno())
+        words = ["export", "clerk", "--format", "jsonl", "--out", "-", "--path", str(path)]
+        done = art_process(words, stdout=full.fileno())
     assert done.returncode == 1
     assert done.stderr == "art: the system: No space left on device; mend it and run again\n"
 

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,15 +9,10 @@ import pytest
 from art_core.cli.conversation import Line, conversation, shown
 from art_core.trajectories import History
 from art_core.types import RolloutError, StepReport
+from tests.core.cli.running import art, art_process
 from tests.core.runs.building import exchange, group, open_run, trajectory
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "price", "arguments": '{"item": "tea"}'}}
-
-
-def art(*words: str, stdout: int = subprocess.PIPE, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "160", "NO_COLOR": "1", **variables}
-    command = [str(Path(sys.executable).parent / "art"), *words]
-    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, env=environment)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +68,7 @@ def test_a_table_breaks_no_word_in_a_terminal_of_80_columns_and_no_line_in_a_pip
     assert max(map(len, narrow.splitlines()[2:])) <= 80
     for word in ("trajectories", "excluded", "signal", "prompt", "sampled"):
         assert word in narrow
-    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-    command = [str(Path(sys.executable).parent / "art"), "runs", "show", "shop/clerk", "--path", str(path)]
-    piped = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    piped = art_process(["runs", "show", "shop/clerk", "--path", str(path)], without=["COLUMNS"]).stdout
     assert re.search(r"step +split +groups +trajectories .* no signal +forks +prompt tokens +sampled", piped)
 
 
@@ -171,7 +161,7 @@ def test_a_step_is_shown_beside_the_damaged_file_of_another(tmp_path: Path) -> N
 def test_a_terminal_that_knows_ascii_only_is_no_error(path: Path, tmp_path: Path) -> None:
     with open_run(tmp_path, "p", "m") as one:
         one.log_groups("val", 0, [group(trajectory("ü", 1.0))])
-    done = art("runs", "show", "m", "--path", str(tmp_path), "--step", "0", PYTHONIOENCODING="ascii")
+    done = art_process(["runs", "show", "m", "--path", str(tmp_path), "--step", "0"], PYTHONIOENCODING="ascii")
     assert (done.returncode, done.stderr) == (0, "")
     assert "\\xfc  reward 1.0" in done.stdout
 
