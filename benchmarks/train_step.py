@@ -310,7 +310,7 @@ def peak_of_long_row(side: str, folder: Path, length: int, dtype: str, threads: 
 
 
 def peak_memory() -> float:
-    """The most memory that this process had, in GB; where Linux says it, without that of the process that started it."""
+    """The most memory that this process had, in GB; on Linux without that of the process that started it."""
     import resource
 
     status = Path("/proc/self/status")
