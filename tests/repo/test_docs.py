@@ -87,7 +87,7 @@ def read_blocks(page: Path) -> list[Block]:
 
 BLOCKS = [block for page in PAGES if page.is_file() for block in read_blocks(page)]
 CONSOLE = [block for block in BLOCKS if block.language == "console" and not block.skipped]
-RUN = [block for block in BLOCKS if block.language == "python" and not block.skipped or "run" in block.marker]
+RUN = [block for block in BLOCKS if (block.language == "python" and not block.skipped) or "run" in block.marker]
 PAGES_THAT_RUN = [page for page in PAGES if any(block.page == page for block in RUN)]
 
 
