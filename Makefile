@@ -26,7 +26,7 @@ test: setup ## the whole test suite
 	@$(PYTEST)
 
 check: lint ## the fast part: linters, types, import rules, and the tests that take seconds
-	@$(PYTEST) -m "not slow and not gpu"
+	@$(PYTEST) -m "not slow and not gpu" --hypothesis-profile quick
 
 lint: setup ## formatting, lint, types and import rules
 	@$(BIN)/ruff check $(CODE)

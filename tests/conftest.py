@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
+from hypothesis import settings
+
+# For `make check`: a quarter of the examples, where a test does not say how many it needs.
+settings.register_profile("quick", max_examples=25)
+
 # Read when torch is first imported: threads that spin for long while they wait slow a busy machine down.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
