@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from art_core.canary import WeightSyncCanary
+from art_core.canary import ProbeAnswer, WeightSyncCanary
 from art_core.errors import WeightSyncError
 from art_core.testing import RecordingTrainer, ScriptedEngine
 from art_core.types import Checkpoint
@@ -94,3 +96,30 @@ async def test_an_engine_that_goes_on_with_the_old_weights_is_found_even_within_
     await served.load(Checkpoint(1, tmp_path))
     with pytest.raises(WeightSyncError, match="still serves the old weights"):
         await canary.check(served, FixedTrainer(-0.51, step_count=1))
+
+
+async def test_an_engine_of_an_older_step_is_compared_with_what_the_step_answered(tmp_path: Path) -> None:
+    canary = WeightSyncCanary([1, 2], tolerance=0.01)
+    kept: dict[int, ProbeAnswer] = {}
+    canary.on_answer = kept.__setitem__
+    await canary.check(engine(-0.5), FixedTrainer(-0.5))
+    # The scripted engine shares out what is left among other tokens, whose logprobs move more than that of the first.
+    moved = math.log1p(-math.exp(-0.5)) - math.log1p(-math.exp(-0.495))
+    assert await canary.check_again(engine(-0.495)) == pytest.approx(moved)
+    with pytest.raises(WeightSyncError, match=r"serves step 0, but its answer to the probe is 0\.25000 nats from"):
+        await canary.check_again(engine(-0.75))
+    of_another_step = engine(-0.75)
+    await of_another_step.load(Checkpoint(1, tmp_path))
+    assert await canary.check_again(of_another_step) is None  # nothing is known of step 1
+    later = WeightSyncCanary([1, 2], tolerance=0.01, answers=kept)
+    with pytest.raises(WeightSyncError):
+        await later.check_again(engine(-0.75))
+
+
+def test_answers_are_compared_as_far_as_they_say_the_same() -> None:
+    one = ProbeAnswer((5, 6, 7), ({5: -0.5, 4: -2.0}, {6: -0.5}, {7: -0.5}))
+    other = ProbeAnswer((5, 9, 7), ({5: -0.5, 4: -2.1}, {9: -0.1, 6: -0.7}, {7: -3.0}))
+    assert one.difference(one) == 0.0
+    assert one.difference(other) == other.difference(one) == pytest.approx(0.2)  # the third follows something else
+    assert one.difference(ProbeAnswer((8,), ({8: -0.1},))) == float("inf")
+    assert ProbeAnswer.from_json(json.loads(json.dumps(one.as_json()))) == one

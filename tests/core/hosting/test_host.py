@@ -28,6 +28,7 @@ from art_core.errors import (
 )
 from art_core.runs import Run
 from art_core.serve.guard import check_exposure
+from art_core.types import Checkpoint
 from tests.core.hosting.fakes import FakeEngine, Open, ask, client_of, group, register, rollout, until
 
 CONFIG = TrainConfig()
@@ -124,6 +125,50 @@ async def test_while_all_pinned_engines_are_in_use_another_step_waits_with_a_bou
         assert caught.value.status_code == 503
         assert "retry-after" in caught.value.response.headers
         assert (await long).choices[0].policy_version == 0
+
+
+async def test_a_pinned_engine_with_other_weights_than_its_step_had_answers_nothing(
+    open_server: Open, base_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, backend = await open_server()
+    await register(backend, base_model)
+    for step in range(2):
+        await backend.train("p", "m", [await group(backend, "m", f"t{step}")], CONFIG)
+    await server.host.close()
+    server, backend = await open_server()  # which knows by the run folder what step 1 answered
+    await register(backend, base_model)
+    load = FakeEngine.load
+
+    async def load_badly(engine: FakeEngine, checkpoint: Checkpoint) -> None:
+        await load(engine, checkpoint)
+        engine._logprob = -3.0
+
+    async with client_of(server) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(FakeEngine, "load", load_badly)
+            with pytest.raises(InternalServerError, match=r"p/m@1: .* nats from what that step answered") as caught:
+                await ask(client, "p/m@1")
+            assert (caught.value.status_code, caught.value.code) == (503, "WeightSyncError")
+            assert FakeEngine.opened[-1]._closed.is_set()
+        assert (await ask(client, "p/m@1")).choices[0].policy_version == 1
+        assert (await ask(client, "p/m")).choices[0].policy_version == 2
+
+
+async def test_a_damaged_log_of_probes_stops_nothing(
+    open_server: Open, base_model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, backend = await open_server()
+    await register(backend, base_model)
+    await backend.train("p", "m", [await group(backend, "m", "t")], CONFIG)
+    await server.host.close()
+    (log,) = (tmp_path / "runs").rglob("canary.jsonl")
+    log.write_text("null\n" + log.read_text())
+    server, backend = await open_server()
+    await register(backend, base_model)
+    assert "engines for its older steps are not checked" in caplog.text
+    async with client_of(server) as client:
+        assert (await ask(client, "p/m@0")).choices[0].policy_version == 0
+    assert "p/m@0: what it answered when it was made is not kept" in caplog.text
 
 
 async def test_several_models_and_projects_keep_apart(open_server: Open, base_model: str, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from art_core.checkpoints.pruning import keep_only
 from art_core.config import TrainConfig
 from art_core.control import ModelState, SftRequest
 from art_core.doctor import Watch, rollout_counts
-from art_core.errors import ConfigError, DataError
+from art_core.errors import ConfigError, DataError, WeightSyncError
 from art_core.hosting.exchanges import ExchangeLog
 from art_core.hosting.opening import Parts
+from art_core.hosting.probed import remember_answers
 from art_core.hosting.record import ModelRecord
 from art_core.hosting.shown import open_feed
 from art_core.hosting.watch import WatchedEngine
@@ -236,13 +237,27 @@ class HostedModel:
                 self._forget_deleted()
 
     async def open_engine_at(self, step: int) -> WatchedEngine:
-        """Another engine, for an older step, whose checkpoint is not deleted while it is open."""
+        """Another engine, for an older step, whose checkpoint is not deleted while it is open.
+
+        Raises:
+            ApiError: 404, there is no such step; 503, the engine serves other weights than those of the step.
+        """
         self.check_step(step)
         checkpoint = self._checkpoints[step] if step else None
         with contextlib.ExitStack() as stack:
             if checkpoint is not None:
                 await asyncio.to_thread(stack.enter_context, held(checkpoint))
             engine = await self._parts.open_engine(checkpoint)
+            try:
+                if await self._canary.check_again(engine) is None:
+                    _logger.warning(
+                        "%s@%d: what it answered when it was made is not kept; not checked", self.name, step
+                    )
+            except BaseException as error:
+                await engine.aclose()
+                if isinstance(error, WeightSyncError):
+                    raise ApiError(503, f"{self.name}@{step}: {error}", code="WeightSyncError") from error
+                raise
             release = stack.pop_all().close
         return WatchedEngine(engine, asyncio.Event(), remedy=lambda: "send the call again", on_close=release)
 
@@ -286,6 +301,7 @@ class HostedModel:
         """Open everything, at the newest checkpoint. `close` is the caller's, also when this fails."""
         self._renderer = await self._parts.open_renderer()
         self._canary = await asyncio.to_thread(self._parts.canary, self._renderer)
+        await asyncio.to_thread(remember_answers, self._canary, self.store)
         await self._align()
         self._watch = await asyncio.to_thread(lambda: Watch(self.store, self.run.steps()))
 
