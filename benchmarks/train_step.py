@@ -41,10 +41,11 @@ import torch
 from torch import Tensor
 
 from art_core.errors import ArtError
+from art_core.objective import Objective
 from art_core.trainers.gradient import accumulate_gradient
 from art_core.trainers.native import NativeTrainer, NativeTrainerConfig
 from art_core.trainers.policy import LoraPolicy
-from art_core.types import Objective, TokenSample
+from art_core.types import TokenSample
 from art_core.weights.loading import compute_dtype, load_causal_lm
 from art_core.weights.lora import ALL_LINEAR, read_adapter
 from art_core.weights.source import resolve_model

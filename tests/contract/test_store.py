@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from art_core.errors import DataError, StorageError
+from art_core.objective import Objective
 from art_core.protocols import Store
 from art_core.storage import RunStore
 from art_core.testing import MemoryStore, RecordingTrainer
-from art_core.types import Checkpoint, Objective, TokenSample
+from art_core.types import Checkpoint, TokenSample
 
 ROW = TokenSample((1, 2), (False, True), (0.0, -0.5), 1.0, 0, "t")
 

@@ -16,10 +16,11 @@ from art_core.errors import (
     StorageError,
     TrainerClosedError,
 )
+from art_core.objective import Objective
 from art_core.protocols import Trainer
 from art_core.testing import RecordingTrainer, write_tiny_model
 from art_core.trainers.native import NativeTrainer, NativeTrainerConfig
-from art_core.types import Checkpoint, Objective, TokenSample
+from art_core.types import Checkpoint, TokenSample
 
 MakeTrainer = Callable[[], Trainer]
 RL = Objective(loss="ppo", learning_rate=1e-3)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from art_core.advantage import group_advantages, has_signal, step_advantages
 from art_core.errors import ConfigError, DataError
+from art_core.objective import Baseline, ScaleRewards
 from art_core.samples import to_samples
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.types import Baseline, Exchange, RolloutError, Sampling, ScaleRewards
+from art_core.types import Exchange, RolloutError, Sampling
 
 rewards = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=12)
 

@@ -10,8 +10,8 @@ import pytest
 import art_core as art
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
+from art_core.objective import LOSSES, Objective
 from art_core.testing import InProcessBackend
-from art_core.types import LOSSES, Objective
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import pytest
 
 import art_core as art
 from art_core.metrics import METRICS, Metric
+from art_core.objective import Objective
 from art_core.testing import InProcessBackend
 from art_core.trajectories import TrajectoryGroup
-from art_core.types import Objective, TokenSample
+from art_core.types import TokenSample
 from scripts.metrics_page import PAGE, page
 
 ROOT = Path(__file__).resolve().parents[2]

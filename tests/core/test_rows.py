@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_core.config import TrainConfig
+from art_core.config import TrainConfig, Truncated
 from art_core.errors import ConfigError, DataError
 from art_core.outcomes import skip_reason
 from art_core.rows import training_rows
 from art_core.samples import to_samples
 from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
-from art_core.types import Exchange, FinishReason, RolloutError, Sampling, TokenSample, Truncated
+from art_core.types import Exchange, FinishReason, RolloutError, Sampling, TokenSample
 
 
 def call(

@@ -17,10 +17,11 @@ from art_core.engines import served as served_module
 from art_core.engines.batcher import Batcher
 from art_core.engines.served import ServedModel
 from art_core.errors import ConfigError, WeightSyncError
+from art_core.objective import Objective
 from art_core.selftest import open_bench, selftest
 from art_core.testing import MemoryStore, write_tiny_model
 from art_core.trainers.native import NativeTrainer
-from art_core.types import Finding, Objective
+from art_core.types import Finding
 from art_core.weights.lora import Adapter, read_adapter
 
 Break = Callable[[pytest.MonkeyPatch], None]

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from art_core.errors import DataError, RunLockedError, StorageError
+from art_core.objective import Objective
 from art_core.storage import RunStore
-from art_core.types import Checkpoint, Objective, StepReport
+from art_core.types import Checkpoint, StepReport
 
 
 class FolderTrainer:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from art_core.objective import Objective
 from art_core.trainers.native import NativeTrainer, NativeTrainerConfig
-from art_core.types import Objective, TokenSample
+from art_core.types import TokenSample
 from art_core.weights.lora import LoraConfig
 from art_core.weights.source import resolve_model
 from tests.core.runs.building import open_run

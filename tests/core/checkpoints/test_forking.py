@@ -11,11 +11,12 @@ from art_core.checkpoints import forking
 from art_core.checkpoints.forking import fork_run
 from art_core.control import Origin
 from art_core.errors import ConfigError, DataError, RunLockedError, StorageError
+from art_core.objective import Objective
 from art_core.runs import Run, run, runs
 from art_core.runs.reader import run_folders
 from art_core.saved import is_held, read_cursor
 from art_core.storage import RunStore
-from art_core.types import Checkpoint, Objective
+from art_core.types import Checkpoint
 from tests.core.checkpoints.building import open_trainer, row
 from tests.core.checkpoints.conftest import Trained
 

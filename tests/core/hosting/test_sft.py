@@ -9,8 +9,9 @@ import pytest
 
 from art_core.control import RegisterRequest, SftExample, SftRequest
 from art_core.errors import ConfigError, WeightSyncError
+from art_core.objective import Objective
 from art_core.testing import InProcessBackend
-from art_core.types import Objective, StepReport
+from art_core.types import StepReport
 from tests.core.hosting.fakes import ask, client_of, until
 
 

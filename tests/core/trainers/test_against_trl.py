@@ -17,11 +17,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from art_core.objective import Objective
 from art_core.trainers.batch import pack
 from art_core.trainers.gradient import KnownRow, accumulate_gradient
 from art_core.trainers.loss import ScoredTokens, correction_weights, kl_estimate, objective_loss
 from art_core.trainers.policy import LoraPolicy
-from art_core.types import Objective, TokenSample
+from art_core.types import TokenSample
 from art_core.weights.lora import LoraConfig, write_adapter
 
 pytestmark = pytest.mark.slow  # importing TRL takes seconds

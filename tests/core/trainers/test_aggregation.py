@@ -9,8 +9,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from art_core.objective import Aggregation, Objective
 from art_core.trainers.aggregation import minibatches, token_weights
-from art_core.types import Aggregation, Objective, TokenSample
+from art_core.types import TokenSample
 
 
 def row(trajectory_id: str, num_trained: int, *, context: int = 1) -> TokenSample:

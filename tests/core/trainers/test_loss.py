@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from art_core.objective import Objective
 from art_core.trainers.loss import (
     ScoredTokens,
     cispo_loss,
@@ -23,7 +24,6 @@ from art_core.trainers.loss import (
     token_losses,
 )
 from art_core.trainers.shift import PolicyShift, policy_shift
-from art_core.types import Objective
 
 LOGP: Sequence[float] = (-1.0, -2.0, -0.5)
 RATIO: Sequence[float] = (1.25, 1.5, 0.5)

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from art_core.errors import ConfigError
+from art_core.objective import Objective
 from art_core.testing import write_tiny_model
 from art_core.trainers.batch import pack
 from art_core.trainers.gradient import accumulate_gradient
 from art_core.trainers.memory import ActivationMemory
 from art_core.trainers.policy import LoraPolicy, plain_row
-from art_core.types import Objective
 from art_core.weights.lora import LoraConfig
 
 # A layer keeps 100 bytes per token, or 10 when it is computed again; computing it takes 200.
@@ -106,7 +106,7 @@ import re, sys, torch
 from pathlib import Path
 from art_core.trainers.gradient import accumulate_gradient
 from art_core.trainers.policy import LoraPolicy, plain_row
-from art_core.types import Objective
+from art_core.objective import Objective
 from art_core.weights.lora import LoraConfig
 
 torch.set_num_threads(1)

@@ -25,10 +25,11 @@ from art_core.errors import (
     NonFiniteLossError,
     StorageError,
 )
+from art_core.objective import LossName, Objective
 from art_core.testing import write_tiny_model
 from art_core.trainers.native import NativeTrainer, NativeTrainerConfig
 from art_core.trainers.optimizer_state import OPTIMIZER_FILE, RandomState
-from art_core.types import Checkpoint, LossName, Objective, TokenSample
+from art_core.types import Checkpoint, TokenSample
 from art_core.weights.lora import LoraConfig
 
 Open = Callable[..., NativeTrainer]
@@ -334,7 +335,8 @@ import asyncio, sys
 from pathlib import Path
 import torch
 from art_core.trainers.native import NativeTrainer, NativeTrainerConfig
-from art_core.types import Checkpoint, Objective, TokenSample
+from art_core.objective import Objective
+from art_core.types import Checkpoint, TokenSample
 from art_core.weights.lora import LoraConfig
 
 model, checkpoint, out = map(Path, sys.argv[1:])

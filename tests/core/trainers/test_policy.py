@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from art_core.errors import ConfigError
+from art_core.objective import LossName, Objective
 from art_core.trainers.aggregation import token_weights
 from art_core.trainers.batch import pack
 from art_core.trainers.gated_mlp import GatedMlp
 from art_core.trainers.gradient import accumulate_gradient
 from art_core.trainers.loss import ScoredTokens, objective_loss
 from art_core.trainers.policy import LoraPolicy
-from art_core.types import LossName, Objective, TokenSample
+from art_core.types import TokenSample
 from art_core.weights.lora import LoraConfig, write_adapter
 
 LORA = LoraConfig(rank=4, alpha=8.0)

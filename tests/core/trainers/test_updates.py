@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from art_core.errors import AdapterMismatchError, NonFiniteLossError
+from art_core.objective import Objective
 from art_core.trainers.native import NativeTrainer, NativeTrainerConfig
-from art_core.types import Checkpoint, Objective, TokenSample
+from art_core.types import Checkpoint, TokenSample
 from art_core.weights.lora import LoraConfig
 
 Open = Callable[..., NativeTrainer]

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from art_core.advantage import group_advantages
 from art_core.config import TrainConfig
 from art_core.errors import ArtError
+from art_core.objective import Objective
 from art_core.protocols import Backend, Engine, Judge, Recorder, Store, Trainer
 from art_core.samples import to_samples
 from art_core.sft_config import SftConfig
 from art_core.trajectories import History, ScoredGroup, Trajectory, TrajectoryGroup
-from art_core.types import Checkpoint, Exchange, Objective, Sampling, StepReport, TokenChunk, TokenSample
+from art_core.types import Checkpoint, Exchange, Sampling, StepReport, TokenChunk, TokenSample
 
 if TYPE_CHECKING:
     from art_core.asked import Model

@@ -7,7 +7,7 @@ from math import fsum, isfinite, ulp
 from typing import get_args
 
 from art_core.errors import ConfigError, DataError
-from art_core.types import Baseline, ScaleRewards
+from art_core.objective import Baseline, ScaleRewards
 
 _MINIMUM_SPREAD = 1e-6
 

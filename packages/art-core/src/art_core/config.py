@@ -10,19 +10,11 @@ from typing import Any, Literal, Self, get_args
 
 from art_core.errors import ConfigError, unknown_option
 from art_core.moving import hint
-from art_core.types import (
-    LOSSES,
-    Aggregation,
-    Baseline,
-    Correction,
-    KlEstimator,
-    LossName,
-    Objective,
-    Overlong,
-    ScaleRewards,
-    Truncated,
-)
+from art_core.objective import LOSSES, Aggregation, Baseline, Correction, KlEstimator, LossName, Objective, ScaleRewards
 from art_core.values import is_number
+
+Truncated = Literal["train", "mask", "drop"]
+Overlong = Literal["refuse", "cut", "drop", "mask"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from art_core.config import TrainConfig
 from art_core.control import ForkRequest, MetricRecord, ModelState, RegisterRequest, SftRequest
+from art_core.objective import Objective
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.types import Checkpoint, Exchange, Objective, Sampling, StepReport, TokenChunk, TokenSample
+from art_core.types import Checkpoint, Exchange, Sampling, StepReport, TokenChunk, TokenSample
 
 
 @runtime_checkable

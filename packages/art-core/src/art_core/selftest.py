@@ -18,11 +18,12 @@ from art_core.errors import ConfigError, DataError, WeightSyncError
 from art_core.hosting.opening import Parts
 from art_core.hosting.options import ModelOptions
 from art_core.loop import train_step, training_rows
+from art_core.objective import Objective
 from art_core.protocols import Engine, Trainer
 from art_core.registry import check_adapters
 from art_core.storage import RunStore
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.types import Exchange, Objective, Sampling, StepReport
+from art_core.types import Exchange, Sampling, StepReport
 
 GROUPS, GROUP_SIZE, TOKENS = 4, 8, 12
 """A batch: prompts, attempts at each, tokens of an attempt."""

@@ -20,6 +20,7 @@ from art_core.doctor import Watch, rollout_counts
 from art_core.errors import DataError, StorageError
 from art_core.lines import progress_line
 from art_core.loop import score, train_step, training_rows
+from art_core.objective import Objective
 from art_core.outcomes import rollout_metrics
 from art_core.protocols import Trainer
 from art_core.registry import check_sinks, open_trainer
@@ -28,7 +29,7 @@ from art_core.sft.schedule import num_updates
 from art_core.sinks.feed import Feed
 from art_core.storage import RunStore
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.types import Objective, StepReport, TokenSample
+from art_core.types import StepReport, TokenSample
 from art_core.weights.source import resolve_model
 from art_mcp.arena import Arena, Job
 from art_mcp.curriculum import choose, observed

@@ -24,6 +24,7 @@ from art_core.hosting.record import ModelRecord
 from art_core.hosting.shown import open_feed
 from art_core.hosting.watch import WatchedEngine
 from art_core.loop import train_step, training_rows
+from art_core.objective import Objective
 from art_core.outcomes import rollout_metrics
 from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
@@ -36,7 +37,7 @@ from art_core.sft.run import SftRun
 from art_core.sft_config import SftConfig
 from art_core.storage import RunStore
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
-from art_core.types import Checkpoint, Objective, StepReport, TokenSample
+from art_core.types import Checkpoint, StepReport, TokenSample
 
 _logger = logging.getLogger(__name__)
 

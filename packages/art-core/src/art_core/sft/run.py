@@ -20,13 +20,14 @@ from art_core.errors import ConfigError
 from art_core.lines import progress_line
 from art_core.loop import committed
 from art_core.memory import return_free_memory
+from art_core.objective import Objective
 from art_core.outcomes import num_supervised
 from art_core.protocols import Engine, Store, Trainer
 from art_core.runs.records import step_report
 from art_core.sft.preparing import PreparedSet
 from art_core.sft.schedule import learning_rates, num_updates
 from art_core.sft_config import SftConfig
-from art_core.types import Checkpoint, Objective, StepReport, TokenSample
+from art_core.types import Checkpoint, StepReport, TokenSample
 
 LOG = "sft"
 """The store's log of supervised trainings: what was begun, with its options, and what was finished, with its result."""

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from art_core.errors import AdapterMismatchError, DataError, NonFiniteLossError, StorageError, TrainerClosedError
-from art_core.types import Checkpoint, Objective, StepReport, TokenSample
+from art_core.objective import Objective
+from art_core.types import Checkpoint, StepReport, TokenSample
 
 _STATE_FILE = "recording.json"
 

@@ -6,7 +6,8 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from art_core.types import Objective, TokenSample
+from art_core.objective import Objective
+from art_core.types import TokenSample
 
 
 def token_weights(rows: Sequence[TokenSample], objective: Objective) -> list[float]:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from art_core.errors import NonFiniteLossError
+from art_core.objective import Objective
 from art_core.trainers.aggregation import token_weights
 from art_core.trainers.batch import TokenBatch
 from art_core.trainers.loss import ScoredTokens, kl_estimate, objective_loss
 from art_core.trainers.policy import LoraPolicy
 from art_core.trainers.shift import PolicyShift, policy_shift
-from art_core.types import Objective, TokenSample
+from art_core.types import TokenSample
 
 _LARGEST_LOG_RATIO = math.log(torch.finfo(torch.float32).max)
 

@@ -1,4 +1,4 @@
-"""The losses of `art_core.types.Objective`, as pure functions of log-probabilities.
+"""The losses of `art_core.objective.Objective`, as pure functions of log-probabilities.
 
 `T` is a number of trained tokens, those of `R` whole rows. Each loss is a tensor (T,), one value per token; what a step
 minimises is their sum weighted by `ScoredTokens.weight`, which `art_core.trainers.aggregation` gives to the tokens of
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from art_core.types import Objective
+from art_core.objective import Objective
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from art_core.errors import (
     StorageError,
     TrainerClosedError,
 )
+from art_core.objective import Objective
 from art_core.trainers.aggregation import minibatches
 from art_core.trainers.batch import TokenBatch, pack
 from art_core.trainers.gradient import KnownRow, UpdateSums, accumulate_gradient, row_logprobs, shaped_advantages
@@ -36,7 +37,7 @@ from art_core.trainers.optimizer_state import RandomState, apply_optimizer, read
 from art_core.trainers.policy import LoraPolicy, plain_row
 from art_core.trainers.shift import PolicyShift
 from art_core.trainers.snapshot import Snapshot
-from art_core.types import Checkpoint, Objective, StepReport, TokenSample
+from art_core.types import Checkpoint, StepReport, TokenSample
 from art_core.weights.lora import Adapter, LoraConfig, read_adapter, write_adapter
 
 _Result = TypeVar("_Result")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from art_core.objective import Objective
 from art_core.trainers.loss import ScoredTokens, kl_estimate, mismatch_ratio, probability_ratio
-from art_core.types import Objective
 
 
 @dataclass(frozen=True)
