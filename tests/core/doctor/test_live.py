@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import art_core as art
+import art_core.doctor.watch as watching
 from art_core.doctor import Watch
 from art_core.doctor.reading import read_findings, read_history
 from art_core.testing import InProcessBackend, MemoryStore
@@ -202,3 +203,19 @@ async def test_a_finding_that_cannot_be_kept_does_not_cost_the_step(caplog: pyte
     report = Watch(Full()).observed(StepReport(1, {**HEALTHY, "train/grad_norm": 0.0}))
     assert report.metrics["train/grad_norm"] == 0.0
     assert "could not be found out" in caplog.text
+
+
+def test_a_long_run_is_compared_with_its_beginning_and_misses_no_step_that_was_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "_FIRST_STEPS", 5)
+    monkeypatch.setattr(watching, "_LAST_STEPS", 20)
+    watch, found = Watch(MemoryStore()), {}
+    for number in (1, 2):
+        watch.supervised(StepReport(number, {"sft/update": float(number), "train/loss": 1.0}))
+    for number in range(3, 63):  # so slowly that the last 20 steps alone show nothing
+        entropy = 0.9 * 0.94 ** (number - 3)
+        for finding in watch.observed(StepReport(number, {**HEALTHY, "train/entropy": entropy})).findings:
+            found[finding.name] = finding
+    assert list(found) == ["entropy-collapse"]
+    assert found["entropy-collapse"].evidence.startswith("entropy fell from 0.8")

@@ -49,7 +49,8 @@ class RunHistory:
     `steps` are the calls of `train`, in order, and `supervised` the updates of `train_sft`. `rollouts` are what the
     rollouts of each step were like: as a rule the same, but for runs whose steps did not report it. `logged` are sums
     over what was given to `log`, by split. `reward_range` is what the rewards should lie in, where it was stated.
-    `checkpoint_faults` says what is wrong with the checkpoints that are not whole, by step.
+    `checkpoint_faults` says what is wrong with the checkpoints that are not whole, by step. `forgotten` are numbers of
+    steps that were made and are in `steps` no more.
     """
 
     steps: tuple[Step, ...] = ()
@@ -58,6 +59,7 @@ class RunHistory:
     logged: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     reward_range: tuple[float, float] | None = None
     checkpoint_faults: Mapping[int, str] = field(default_factory=dict)
+    forgotten: frozenset[int] = frozenset()
 
     @property
     def made(self) -> tuple[Step, ...]:

@@ -48,7 +48,7 @@ def steps_missing(history: RunHistory) -> Finding | None:
     numbers = [step.number for step in history.numbered]
     if not numbers:
         return None
-    missing = sorted(set(range(min(numbers), max(numbers))) - set(numbers))
+    missing = sorted(set(range(min(numbers), max(numbers))) - set(numbers) - history.forgotten)
     if not missing:
         return None
     around = [step for step in history.numbered if step.number - 1 in missing]

@@ -15,7 +15,8 @@ from art_core.types import Finding, Severity, StepReport
 
 FINDINGS = "findings"
 """The log of a run folder in which findings begin and end."""
-_KEPT_STEPS = 500
+_FIRST_STEPS, _LAST_STEPS = 20, 180
+"""What is looked at of a long run: what it began with, and what it does now."""
 _logger = logging.getLogger(__name__)
 
 
@@ -28,7 +29,9 @@ class Watch:
 
     def __init__(self, store: Store, before: Iterable[StepReport] = ()) -> None:
         self._store = store
-        self._steps: deque[Step] = deque(maxlen=_KEPT_STEPS)
+        self._first: list[Step] = []
+        self._last: deque[Step] = deque()
+        self._forgotten: set[int] = set()
         self._supervised: list[Step] = []  # their numbers only
         self._told: dict[str, Severity] = {}
         try:
@@ -62,8 +65,10 @@ class Watch:
 
     def _observe(self, step: Step) -> list[Finding]:
         self._remember(step)
-        steps = tuple(self._steps)
-        history = RunHistory(steps=steps, supervised=tuple(self._supervised), rollouts=steps)
+        steps = (*self._first, *self._last)
+        history = RunHistory(
+            steps=steps, supervised=tuple(self._supervised), rollouts=steps, forgotten=frozenset(self._forgotten)
+        )
         current = {f.name: f for f in diagnose(history) if f.current}
         for name in [name for name in self._told if name not in current]:
             del self._told[name]
@@ -79,5 +84,9 @@ class Watch:
     def _remember(self, step: Step) -> None:
         if step.supervised:
             self._supervised.append(Step(step.number, {}))
+        elif len(self._first) < _FIRST_STEPS:
+            self._first.append(step)
         else:
-            self._steps.append(step)
+            self._last.append(step)
+            if len(self._last) > _LAST_STEPS:
+                self._forgotten.add(self._last.popleft().number)
