@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import re
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -666,6 +667,24 @@ async def test_a_script_that_is_started_again_sees_each_batch_once_also_after_sk
     assert seen == wanted
     logged = list(Run(tmp_path / "shop" / "clerk").log_lines())
     assert sum(line.metrics.get("batches/skipped", 0) for line in logged) == 4
+
+
+@pytest.mark.slow
+async def test_batches_behind_a_lost_checkpoint_are_made_again_and_no_others(tmp_path: Path) -> None:
+    seen: list[tuple[int, list[str]]] = []
+    async with InProcessBackend(path=tmp_path) as backend:
+        model = art.TrainableModel(name="clerk", project="shop", base_model="scripted")
+        await model.register(backend)
+        await run_epoch(model, seen, stop_after=5)  # three of which make a step
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "shop" / "clerk" / "checkpoints" / f"step-{step:04d}")
+    async with InProcessBackend(path=tmp_path) as backend:
+        model = art.TrainableModel(name="clerk", project="shop", base_model="scripted")
+        await model.register(backend)
+        assert await model.get_step() == 1
+        await run_epoch(model, seen, stop_after=2)
+    _, second, _ = (at for at, (_, items) in enumerate(seen[:5]) if items not in (["flat"], ["none"]))
+    assert seen[5:] == seen[second : second + 2]
 
 
 async def test_before_the_first_step_there_is_no_checkpoint_to_delete(model: art.TrainableModel) -> None:

@@ -196,11 +196,12 @@ class TrainableModel(WithCheckpoints):
     async def get_num_batches(self) -> int:
         """How many batches `train` was called with: the steps it made, and those it skipped. Not those of `train_sft`.
 
-        The `initial_step` of `iterate_dataset` for a script that is started again.
+        The `initial_step` of `iterate_dataset` for a script that is started again. Where checkpoints were lost, what
+        came behind the newest that is left is not counted: those batches are to be made again.
         """
-        records = await self.backend().logged_metrics(self.project, self.name)
-        skipped = sum(record.metrics.get(SKIPPED_BATCHES, 0.0) for record in records)
         state = await self.backend().state(self.project, self.name)
+        records = await self.backend().logged_metrics(self.project, self.name)
+        skipped = sum(record.metrics.get(SKIPPED_BATCHES, 0.0) for record in records if record.step <= state.step)
         before = state.forked_from.skipped_batches if state.forked_from else 0
         return state.step - state.supervised_updates + round(skipped) + before
 

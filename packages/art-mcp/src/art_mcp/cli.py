@@ -59,7 +59,7 @@ def train(
     steps: Annotated[int, typer.Option(help="GRPO steps.")] = 5,
     groups_per_step: Annotated[int, typer.Option(help="Scenarios per step.")] = 6,
     group_size: Annotated[int, typer.Option(help="Attempts per scenario, compared with each other.")] = 4,
-    loss: Annotated[str, typer.Option(help="ppo, dapo, dr_grpo, gspo, cispo or reinforce.")] = "ppo",
+    loss: Annotated[str, typer.Option(help="dapo, ppo, dr_grpo, gspo, cispo or reinforce.")] = "dapo",
     learning_rate: Annotated[float, typer.Option(help="AdamW learning rate of the GRPO steps.")] = 5e-4,
     rank: Annotated[int, typer.Option(help="LoRA rank; alpha is twice the rank.")] = 16,
     warmup: Annotated[

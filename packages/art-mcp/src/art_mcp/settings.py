@@ -41,9 +41,9 @@ class RunSettings(BaseModel):
     steps: int = Field(default=5, ge=0)
     groups_per_step: int = Field(default=6, ge=1)
     group_size: int = Field(default=4, ge=2)
-    loss: Literal["ppo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce"] = "ppo"
-    aggregation: Literal["token", "trajectory", "row"] | None = None
-    """None is the loss's own, see docs/training.md."""
+    loss: Literal["ppo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce"] = "dapo"
+    """By default one that counts every token alike: with `ppo`, a call that is cut short or malformed, which ends its
+    attempt, would weigh as much as all tokens of a whole attempt."""
     learning_rate: float = Field(default=5e-4, gt=0)
     rank: int = Field(default=16, ge=1)
 

@@ -225,7 +225,7 @@ class _Run:
             for scenario in scenarios
         ]
         scored = await score(groups, RewardAsVerified())
-        config = TrainConfig(loss=settings.loss, learning_rate=settings.learning_rate, aggregation=settings.aggregation)
+        config = TrainConfig(loss=settings.loss, learning_rate=settings.learning_rate)
         rows, counters = training_rows(scored, policy_version=self.model.engine.policy_version, config=config)
         summary = {
             **split_metrics("train", groups),

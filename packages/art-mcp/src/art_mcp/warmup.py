@@ -215,13 +215,17 @@ def agent_limits(
 
 
 def supervision(settings: RunSettings) -> SftConfig:
-    """How the warm-up learns: at one learning rate, with a checkpoint after each update, so that none is lost."""
+    """How the warm-up learns, with a checkpoint after each update, so that none is lost.
+
+    Demonstrations stay in their order, in which tools and phrasings take turns: no update is of one kind. The learning
+    rate falls, so that the last few demonstrations do not decide what is known.
+    """
     return SftConfig(
         learning_rate=settings.warmup_learning_rate,
         epochs=settings.warmup_epochs,
         batch_size=settings.warmup_batch,
-        schedule="constant",
+        schedule="linear",
         warmup_ratio=0.0,
-        seed=settings.seed,
+        shuffle=False,
         save_every=1,
     )
