@@ -10,9 +10,10 @@ import pytest
 from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
 from art_core.errors import DataError
-from art_core.loop import train_step, training_rows
+from art_core.loop import train_step
 from art_core.objective import Objective
 from art_core.protocols import Trainer
+from art_core.rows import training_rows
 from art_core.testing import MemoryStore, RecordingTrainer, ScriptedEngine
 from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
 from art_core.types import Checkpoint, Exchange, RolloutError, Sampling, StepReport

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 from art_core.canary import WeightSyncCanary
 from art_core.config import TrainConfig
-from art_core.loop import train_step, training_rows
+from art_core.loop import train_step
 from art_core.objective import Objective
 from art_core.outcomes import skip_reason
+from art_core.rows import training_rows
 from art_core.testing import MemoryStore, ScriptedEngine
 from art_core.trainers.native import NativeTrainer, NativeTrainerConfig
 from art_core.trainers.optimizer_state import OPTIMIZER_FILE

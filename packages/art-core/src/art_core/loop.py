@@ -11,11 +11,8 @@ from art_core.canary import WeightSyncCanary
 from art_core.memory import return_free_memory
 from art_core.objective import Objective
 from art_core.protocols import Engine, Judge, Store, Trainer
-from art_core.rows import training_rows
 from art_core.trajectories import ScoredGroup, TrajectoryGroup
 from art_core.types import Checkpoint, StepReport, TokenSample
-
-__all__ = ["score", "train_step", "training_rows"]
 
 
 async def score(groups: Sequence[TrajectoryGroup], judge: Judge) -> list[ScoredGroup]:

@@ -17,10 +17,11 @@ from art_core.canary import WeightSyncCanary
 from art_core.errors import ConfigError, DataError, WeightSyncError
 from art_core.hosting.opening import Parts
 from art_core.hosting.options import ModelOptions
-from art_core.loop import train_step, training_rows
+from art_core.loop import train_step
 from art_core.objective import Objective
 from art_core.protocols import Engine, Trainer
 from art_core.registry import check_adapters
+from art_core.rows import training_rows
 from art_core.storage import RunStore
 from art_core.trajectories import Trajectory, TrajectoryGroup
 from art_core.types import Exchange, Sampling, StepReport

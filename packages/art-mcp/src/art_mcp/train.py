@@ -19,11 +19,12 @@ from art_core.config import TrainConfig
 from art_core.doctor import Watch, rollout_counts
 from art_core.errors import DataError, StorageError
 from art_core.lines import progress_line
-from art_core.loop import score, train_step, training_rows
+from art_core.loop import score, train_step
 from art_core.objective import Objective
 from art_core.outcomes import rollout_metrics
 from art_core.protocols import Trainer
 from art_core.registry import check_sinks, open_trainer
+from art_core.rows import training_rows
 from art_core.sft.run import SftRun
 from art_core.sft.schedule import num_updates
 from art_core.sinks.feed import Feed

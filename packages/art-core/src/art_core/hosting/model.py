@@ -23,11 +23,12 @@ from art_core.hosting.probed import remember_answers
 from art_core.hosting.record import ModelRecord
 from art_core.hosting.shown import open_feed
 from art_core.hosting.watch import WatchedEngine
-from art_core.loop import train_step, training_rows
+from art_core.loop import train_step
 from art_core.objective import Objective
 from art_core.outcomes import rollout_metrics
 from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
+from art_core.rows import training_rows
 from art_core.runs import ModelRun
 from art_core.saved import REFERENCES, held, references
 from art_core.serve.served import Served
