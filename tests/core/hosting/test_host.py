@@ -128,7 +128,7 @@ async def test_while_all_pinned_engines_are_in_use_another_step_waits_with_a_bou
 
 
 async def test_a_pinned_engine_with_other_weights_than_its_step_had_answers_nothing(
-    open_server: Open, base_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_server: Open, base_model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, backend = await open_server()
     await register(backend, base_model)

@@ -50,8 +50,8 @@ class WeightSyncCanary:
     under its weights. The two must agree within `tolerance` (nats, worst token). When the last step moved the probe's
     log-probabilities by more than the tolerance, agreement with the *new* weights is thereby shown as well.
 
-    What each step answered is kept in `answers` and told to `on_answer`: an engine that serves an older step, whose
-    weights the trainer has no longer, is compared with that.
+    What each step answered is kept in `answers` and, where that is new, told to `on_answer`: an engine that serves an
+    older step, whose weights the trainer has no longer, is compared with that.
     """
 
     prompt_ids: Sequence[int]
@@ -94,8 +94,9 @@ class WeightSyncCanary:
                     f"step's to the bit, while the trainer's moved by {movement:.2g}; it still serves the old weights"
                 )
         self._previous_ids, self._previous, self._previous_served = ids, wanted, served
-        self.answers[engine.policy_version] = answer
-        self.on_answer(engine.policy_version, answer)
+        if self.answers.get(engine.policy_version) != answer:
+            self.answers[engine.policy_version] = answer
+            self.on_answer(engine.policy_version, answer)
         return {"canary/error": errors[worst], "canary/movement": movement}
 
     async def check_again(self, engine: Engine) -> float | None:
@@ -129,7 +130,7 @@ class WeightSyncCanary:
             tops = chunk.top_logprobs or ((),) * len(chunk.token_ids)
             for token, logprob, likeliest in zip(chunk.token_ids, chunk.logprobs, tops, strict=True):
                 said = {**dict(likeliest), token: logprob}
-                top.append({token: logprob for token, logprob in said.items() if math.isfinite(logprob)})
+                top.append({each: known for each, known in said.items() if math.isfinite(known)})
         if not ids:
             raise WeightSyncError("the engine answered the probe with no token; wanted one at least, to compare it")
         return ProbeAnswer(tuple(ids), tuple(top)), served

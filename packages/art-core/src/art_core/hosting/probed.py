@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from art_core.canary import ProbeAnswer, WeightSyncCanary
-from art_core.errors import DataError
+from art_core.errors import DataError, StorageError
 from art_core.storage import RunStore
 
 _log = logging.getLogger(__name__)
@@ -13,9 +13,20 @@ _KIND = "canary"
 
 
 def remember_answers(canary: WeightSyncCanary, store: RunStore) -> None:
-    """Give `canary` the answers that `store` has, and let it add those to come. A damaged log is left aside."""
+    """Give `canary` the answers that `store` has, and let it add those to come.
+
+    A log that is damaged or cannot be written costs no step: a warning says what is not checked.
+    """
+    log = store.folder / f"{_KIND}.jsonl"
+
+    def keep(step: int, answer: ProbeAnswer) -> None:
+        try:
+            store.append(_KIND, {"step": step, **answer.as_json()})
+        except StorageError as error:
+            _log.warning("%s; after a restart, engines of step %d are not checked", error, step)
+
     try:
         canary.answers = {record["step"]: ProbeAnswer.from_json(record) for record in store.records(_KIND)}
     except (DataError, KeyError, TypeError, ValueError) as error:
-        _log.warning("%s: %r; engines for its older steps are not checked", store.folder / f"{_KIND}.jsonl", error)
-    canary.on_answer = lambda step, answer: store.append(_KIND, {"step": step, **answer.as_json()})
+        _log.warning("%s: %r; engines for its older steps are not checked", log, error)
+    canary.on_answer = keep
