@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import art_core as art
 from art_core.config import TrainConfig
@@ -100,10 +102,10 @@ def test_options_that_exclude_each_other_are_refused(options: dict[str, Any], me
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "grpo"}, "loss 'grpo' is unknown; wanted one of 'ppo', 'dapo', 'dr_grpo', 'gspo'"),
-        ({"aggregation": "mean"}, "aggregation 'mean' is unknown; wanted one of 'token', 'trajectory'"),
-        ({"correction": "tis"}, "correction 'tis' is unknown"),
-        ({"correction_max": 0.5}, "correction_max is 0.5; wanted a finite number from 1"),
+        ({"loss": "grpo"}, "loss is 'grpo'; wanted one of 'ppo', 'dapo', 'dr_grpo', 'gspo'"),
+        ({"aggregation": "mean"}, "aggregation is 'mean'; wanted one of 'token', 'trajectory'"),
+        ({"correction": "tis"}, "correction is 'tis'; wanted one of 'token_truncate'"),
+        ({"correction_max": 0.5}, "correction_max is 0.5; wanted a finite number, 1 or more: a limit below"),
         ({"correction_max": float("nan")}, "correction_max is nan"),
         ({"epochs": 0}, "epochs is 0; wanted a whole number, 1 or more"),
         ({"epochs": True}, "epochs is True"),
@@ -113,14 +115,29 @@ def test_options_that_exclude_each_other_are_refused(options: dict[str, Any], me
         ({"kl_coef": 0.1, "kl_reference": "base"}, "kl_reference is 'base'; wanted the step of a checkpoint"),
         ({"learning_rate": 0.0}, "learning_rate is 0, with which nothing is learned"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
-        ({"clip_low": 1.0}, "clip_low is 1.0; wanted a number between 0 and 1"),
+        ({"clip_low": 1.0}, "clip_low is 1.0; wanted a number above 0 and below 1, or None"),
         ({"aggregation": "constant", "constant_length": 0}, "constant_length is 0"),
         ({"loss": "sft"}, "use model.train_sft"),
+        ({"loss": np.array(["ppo"])}, "loss is array.*; wanted one of 'ppo'"),
+        ({"baseline": ["mean"]}, "baseline is .*; wanted one of 'mean', 'leave_one_out'"),
+        ({"learning_rate": 10**400}, "learning_rate is an integer of 1329 bits; wanted a finite number"),
+        ({"kl_coef": 10**5000}, "kl_coef is an integer of 16610 bits; wanted a finite number"),
+        ({"epochs": 10**30}, "epochs is an integer of 100 bits; wanted a whole number, 1 or more"),
+        ({"minibatches": np.float64(2.0)}, "minibatches is 2.0; wanted a whole number"),
+        ({"roles": "worker"}, "roles is 'worker'; wanted names of roles"),
+        ({"roles": ("a", "b", "a")}, "roles names 'a' more than once"),
+        ({"roles": [7, "x" * 1000]}, r"^roles is .{20,200}; wanted names of roles.{0,60}$"),
     ],
 )
 def test_impossible_values_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig(**options)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers() -> None:
+    given = TrainConfig(epochs=np.int64(2), learning_rate=np.float32(0.5), kl_coef=torch.tensor(0.25))  # type: ignore[arg-type]
+    assert given == TrainConfig(epochs=2, learning_rate=0.5, kl_coef=0.25)
+    assert [type(value) for value in (given.epochs, given.learning_rate, given.kl_coef)] == [int, float, float]
 
 
 def test_every_loss_has_its_defaults() -> None:

@@ -405,15 +405,15 @@ async def test_options_go_before_the_config_and_unknown_ones_are_refused(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": True}, "learning_rate is True; wanted a number"),
+        ({"learning_rate": True}, "learning_rate is True; wanted a finite number"),
         ({"learning_rate": "1e-5"}, "learning_rate is '1e-5'"),
         ({"clip_high": float("inf")}, "clip_high is inf; wanted a finite number"),
         ({"clip_low": "0.2"}, "clip_low is '0.2'"),
         ({"scale_rewards": 1}, "scale_rewards is 1; wanted True or False, one of 'group', 'batch', 'none', or None"),
-        ({"loss": None}, "loss None is unknown; wanted one of 'ppo', 'dapo', 'dr_grpo'"),
+        ({"loss": None}, "loss is None; wanted one of 'ppo', 'dapo', 'dr_grpo'"),
         ({"scale_rewards": "false"}, "scale_rewards is 'false'; wanted True or False"),
         ({"roles": 3}, "roles is 3; wanted names of roles"),
-        ({"config": {"learning_rate": 1e-5}}, "config is a dict; wanted a TrainConfig"),
+        ({"config": {"learning_rate": 1e-5}}, "config is a dict; wanted TrainConfig"),
     ],
 )
 async def test_options_of_another_kind_are_refused(

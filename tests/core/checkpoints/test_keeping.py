@@ -77,12 +77,15 @@ def test_while_training_what_may_still_be_the_best_stays() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"last": 0}, "last is 0: Input should be greater than or equal to 1"),
-        ({"last": True}, "last is True: Input should be a valid integer"),
-        ({"every": -1}, "every is -1"),
-        ({"best": ""}, "best is ''"),
+        ({"last": 0}, "option 'last': Input should be greater than or equal to 1; got 0"),
+        ({"last": True}, "option 'last': Input should be a valid integer; got True"),
+        ({"every": -1}, "option 'every': .*; got -1"),
+        ({"best": ""}, "option 'best': .*; got ''"),
         ({"lowest": True}, "lowest is a direction of best"),
-        ({"newest": 3}, r"there is no 'newest'; wanted some of \['best', 'every', 'last', 'lowest'\]"),
+        (
+            {"newest": 3},
+            r"keep_checkpoints has no option 'newest': did you mean 'lowest'\?; its options are \['best'",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:

@@ -487,10 +487,14 @@ async def test_a_checkpoint_of_another_model_is_refused(open_trainer: Open, tmp_
         ({"grad_clip": 0.0}, "grad_clip is 0.0"),
         ({"grad_clip": math.nan}, "grad_clip is nan"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
-        ({"betas": (0.9, 1.0)}, "betas are"),
-        ({"betas": (0.9,)}, "betas are"),
+        ({"betas": (0.9, 1.0)}, "betas is"),
+        ({"betas": (0.9,)}, "betas is"),
         ({"num_threads": 0}, "num_threads is 0"),
-        ({"dtype": "float16"}, "dtype 'float16' is unknown"),
+        ({"num_threads": 1.5}, "num_threads is 1.5; wanted a whole number"),
+        ({"micro_batch_tokens": True}, "micro_batch_tokens is True"),
+        ({"grad_clip": "1"}, "grad_clip is '1'; wanted a number above 0"),
+        ({"betas": 0.9}, "betas is 0.9; wanted two numbers"),
+        ({"dtype": "float16"}, "dtype is 'float16'; wanted one of 'auto', 'float32', 'bfloat16'"),
     ],
 )
 def test_impossible_options_are_refused(tiny: Path, options: dict[str, Any], message: str) -> None:

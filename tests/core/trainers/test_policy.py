@@ -18,7 +18,7 @@ from art_core.trainers.gated_mlp import GatedMlp
 from art_core.trainers.gradient import accumulate_gradient
 from art_core.trainers.loss import ScoredTokens, objective_loss
 from art_core.trainers.policy import LoraPolicy
-from art_core.types import TokenSample
+from art_core.types import DtypeName, TokenSample
 from art_core.weights.lora import LoraConfig, write_adapter
 
 LORA = LoraConfig(rank=4, alpha=8.0)
@@ -54,7 +54,7 @@ def step_rows(size: int = 250) -> list[TokenSample]:
     return rows
 
 
-def open_policy(folder: Path, *, dtype: str = "float32") -> LoraPolicy:
+def open_policy(folder: Path, *, dtype: DtypeName = "float32") -> LoraPolicy:
     """A policy whose adapter already does something: with B = 0, A would have no gradient."""
     policy = LoraPolicy(folder, LORA, seed=0, dtype=dtype)
     generator = torch.Generator().manual_seed(1)

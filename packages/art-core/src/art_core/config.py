@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
-from art_core.errors import ConfigError, unknown_option
+from art_core.errors import ConfigError
 from art_core.moving import hint
 from art_core.objective import LOSSES, Aggregation, Baseline, Correction, KlEstimator, LossName, Objective, ScaleRewards
-from art_core.values import is_number
+from art_core.options import Kind, check_options, made_from, one_of, shown, whole
 
 Truncated = Literal["train", "mask", "drop"]
 Overlong = Literal["refuse", "cut", "drop", "mask"]
@@ -63,13 +62,11 @@ class TrainConfig:
     roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, (fits, kind) in _KINDS.items():
-            if not fits(value := getattr(self, name)):
-                raise ConfigError(f"{name} is {value!r}; wanted {kind}")
-        roles: Any = self.roles
-        if not isinstance(roles, list | tuple) or not all(isinstance(role, str) for role in roles):
-            raise ConfigError(f"roles is {self.roles!r}; wanted names of roles, such as roles=('worker',)")
+        check_options(self, _KINDS)
         object.__setattr__(self, "roles", tuple(self.roles))
+        twice = [role for role in self.roles if self.roles.count(role) > 1]
+        if twice:
+            raise ConfigError(f"roles names {twice[0]!r} more than once: {shown(self.roles)}; wanted each role once")
         if isinstance(self.scale_rewards, bool):
             object.__setattr__(self, "scale_rewards", "group" if self.scale_rewards else "none")
         if self.loss == "sft":
@@ -138,41 +135,25 @@ class TrainConfig:
         Raises:
             ConfigError: an option that does not exist, or an impossible value.
         """
-        if config is not None and not isinstance(config, cls):
-            raise ConfigError(f"config is a {type(config).__name__}; wanted a TrainConfig, or options by their names")
-        names = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(set(options) - set(names))
-        if unknown:
-            raise unknown_option("train", unknown[0], names, instead=hint("train", unknown[0]))
-        return dataclasses.replace(config or cls(), **options)
+        return made_from(cls, config, options, of="train", instead=partial(hint, "train"))
 
 
-def _is_step(value: Any) -> bool:
-    return value is None or (is_number(value, whole=True) and value >= 0)
+def _are_roles(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(role, str) for role in value)
 
 
-def _one_of(alias: Any) -> tuple[Callable[[Any], bool], str]:
-    words = get_args(alias)
-    return lambda value: isinstance(value, str) and value in words, "one of " + ", ".join(map(repr, words))
-
-
-def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or fits(value)
-
-
-_WORDS_OF_SCALE, _SCALES = _one_of(ScaleRewards)
-_WORDS_OF_OVERLONG, _OVERLONG = _one_of(Overlong)
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "scale_rewards": (
-        _or_none(lambda value: isinstance(value, bool) or _WORDS_OF_SCALE(value)),
-        f"True or False, {_SCALES}, or None for the default",
+_SCALES = one_of(ScaleRewards)
+_KINDS = {
+    "scale_rewards": Kind(
+        lambda value: value is None or isinstance(value, bool) or _SCALES.fits(value),
+        f"True or False, {_SCALES.wanted}, or None for the default",
     ),
-    "baseline": _one_of(Baseline),
-    "truncated": _one_of(Truncated),
-    "max_row_tokens": (
-        _or_none(lambda value: is_number(value, whole=True) and value >= 2),
-        "a whole number, 2 or more, or None for no limit",
+    "baseline": one_of(Baseline),
+    "truncated": one_of(Truncated),
+    "max_row_tokens": whole(2).or_none("no limit"),
+    "overlong": one_of(Overlong).or_none("'refuse'"),
+    "kl_reference": Kind(
+        lambda value: value is None or whole(0).fits(value), "the step of a checkpoint, 0 for the untrained model"
     ),
-    "overlong": (_or_none(_WORDS_OF_OVERLONG), _OVERLONG),
-    "kl_reference": (_is_step, "the step of a checkpoint, 0 for the untrained model"),
+    "roles": Kind(_are_roles, "names of roles, such as roles=('worker',)"),
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from art_core.errors import ConfigError
-from art_core.values import is_number
+from art_core.options import check_options, number, one_of, whole
 
 LossName = Literal["ppo", "dapo", "dr_grpo", "gspo", "cispo", "reinforce", "sft"]
 Aggregation = Literal["token", "trajectory", "row", "constant"]
@@ -75,37 +75,14 @@ class Objective:
     kl_reference: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, wanted in _CHOICES.items():
-            if (value := getattr(self, name)) not in wanted and not (value is None and name == "aggregation"):
-                raise ConfigError(f"{name} {value!r} is unknown; wanted one of {', '.join(map(repr, wanted))}")
-        for name in ("learning_rate", "clip_low", "clip_high", "correction_max", "kl_coef"):
-            value = getattr(self, name)
-            if not is_number(value) and not (value is None and name.startswith("clip")):
-                raise ConfigError(f"{name} is {value!r}; wanted a number")
-        for name in ("constant_length", "epochs", "minibatches"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; wanted a whole number, 1 or more")
-        if not 0.0 <= self.learning_rate < float("inf"):  # at 0 a step must change nothing: `art selftest` looks
-            raise ConfigError(f"learning_rate is {self.learning_rate}; wanted a finite number, 0 or more")
+        check_options(self, _KINDS)
         defaults = LOSSES[self.loss]
         for name in ("clip_low", "clip_high"):
             own, given = getattr(defaults, name), getattr(self, name)
             if own is None and given is not None:
                 raise ConfigError(f"loss {self.loss!r} has no {name}, so {name}={given} would do nothing; leave it out")
             object.__setattr__(self, name, own if given is None else given)
-        if self.clip_low is not None and not 0.0 < self.clip_low < 1.0:
-            raise ConfigError(f"clip_low is {self.clip_low}; wanted a number between 0 and 1")
-        if self.clip_high is not None and not 0.0 < self.clip_high < float("inf"):
-            raise ConfigError(f"clip_high is {self.clip_high}; wanted a finite number above 0")
         object.__setattr__(self, "aggregation", self.aggregation or defaults.aggregation)
-        if not 1.0 <= self.correction_max < float("inf"):
-            raise ConfigError(
-                f"correction_max is {self.correction_max}; wanted a finite number from 1: a limit below 1 would cut "
-                "tokens about which sampler and trainer agree"
-            )
-        if not 0.0 <= self.kl_coef < float("inf"):
-            raise ConfigError(f"kl_coef is {self.kl_coef}; wanted a finite number, 0 or more")
         if self.loss == "sft" and self.kl_coef:
             raise ConfigError(f"loss 'sft' has no KL term, so kl_coef={self.kl_coef} would do nothing; leave it out")
         if self.loss == "reinforce" and self.updates > 1:
@@ -120,10 +97,18 @@ class Objective:
         return self.epochs * self.minibatches
 
 
-_CHOICES: Mapping[str, tuple[Any, ...]] = {
-    "loss": get_args(LossName),
-    "aggregation": get_args(Aggregation),
-    "correction": get_args(Correction),
-    "kl_in": ("loss", "advantage"),
-    "kl_estimator": get_args(KlEstimator),
+_KINDS = {
+    "loss": one_of(LossName),
+    "learning_rate": number(0.0),  # at 0 a step must change nothing: `art selftest` looks
+    "clip_low": number(0.0, 1.0, above=True).or_none("the loss's own"),
+    "clip_high": number(0.0, above=True).or_none("the loss's own"),
+    "aggregation": one_of(Aggregation).or_none("the loss's own"),
+    "constant_length": whole(1),
+    "epochs": whole(1),
+    "minibatches": whole(1),
+    "correction": one_of(Correction),
+    "correction_max": number(1.0, why=": a limit below 1 would cut tokens about which sampler and trainer agree"),
+    "kl_coef": number(0.0),
+    "kl_in": one_of(("loss", "advantage")),
+    "kl_estimator": one_of(KlEstimator),
 }

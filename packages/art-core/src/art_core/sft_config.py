@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Self
 
-from art_core.errors import ConfigError, unknown_option
+from art_core.errors import ConfigError
 from art_core.moving import hint
-from art_core.values import is_number
+from art_core.options import check_options, flag, made_from, number, one_of, whole
 
 Schedule = Literal["constant", "linear", "cosine"]
 Overlong = Literal["refuse", "cut", "drop"]
@@ -54,23 +54,9 @@ class SftConfig:
     restart: bool = False
 
     def __post_init__(self) -> None:
-        if not is_number(self.learning_rate) or not 0.0 < self.learning_rate <= sys.float_info.max:
-            raise ConfigError(f"learning_rate is {self.learning_rate!r}; wanted a finite number above 0")
-        if not is_number(self.warmup_ratio) or not 0.0 <= self.warmup_ratio < 1.0:
-            raise ConfigError(f"warmup_ratio is {self.warmup_ratio!r}; wanted a number from 0 to below 1")
-        for name in ("epochs", "batch_size", "save_every", "max_row_tokens"):
-            value = getattr(self, name)
-            if not (name == "max_row_tokens" and value is None) and (not is_number(value, whole=True) or value < 1):
-                raise ConfigError(f"{name} is {value!r}; wanted a whole number, 1 or more")
-        if not is_number(self.seed, whole=True):
-            raise ConfigError(f"seed is {self.seed!r}; wanted a whole number")
-        for name in ("shuffle", "restart"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; wanted True or False")
-        for name, kind in (("schedule", Schedule), ("overlong", Overlong), ("train_on", TrainOn)):
-            known = kind.__args__  # type: ignore[attr-defined]
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; wanted one of {', '.join(map(repr, known))}")
+        check_options(self, _KINDS)
+        if self.seed and not self.shuffle:
+            raise ConfigError(f"seed={self.seed} has no effect with shuffle False; leave it out, or shuffle")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -84,10 +70,20 @@ class SftConfig:
         Raises:
             ConfigError: an option that does not exist, or an impossible value.
         """
-        if config is not None and not isinstance(config, cls):
-            raise ConfigError(f"config is a {type(config).__name__}; wanted an SftConfig, or options by their names")
-        names = [field.name for field in dataclasses.fields(cls)]
-        unknown = sorted(set(options) - set(names))
-        if unknown:
-            raise unknown_option("train_sft", unknown[0], names, instead=hint("train_sft", unknown[0]))
-        return dataclasses.replace(config or cls(), **options)
+        return made_from(cls, config, options, of="train_sft", instead=partial(hint, "train_sft"))
+
+
+_KINDS = {
+    "learning_rate": number(0.0, above=True),
+    "epochs": whole(1),
+    "batch_size": whole(1),
+    "schedule": one_of(Schedule),
+    "warmup_ratio": number(0.0, 1.0),
+    "shuffle": flag(),
+    "seed": whole(),
+    "max_row_tokens": whole(2).or_none("the longest that the model can read"),
+    "overlong": one_of(Overlong),
+    "train_on": one_of(TrainOn),
+    "save_every": whole(1),
+    "restart": flag(),
+}

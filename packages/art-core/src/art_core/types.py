@@ -18,6 +18,8 @@ from art_core.errors import TokenAlignmentError
 from art_core.values import readable
 
 FinishReason = Literal["stop", "length"]
+DtypeName = Literal["auto", "float32", "bfloat16"]
+"""Type of weights and activations; "auto" is the one that this machine computes fastest in."""
 ChatMessage = dict[str, Any]
 """One chat message in the OpenAI wire shape: `role`, `content`, and for some roles `tool_calls` or `tool_call_id`."""
 ToolSpec = dict[str, Any]

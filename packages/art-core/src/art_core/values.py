@@ -51,8 +51,18 @@ def readable(text: str) -> str:
 
 
 def is_number(value: Any, *, whole: bool = False) -> bool:
-    """Whether `value` is a number that an option may have: no bool; with `whole`, an integer."""
-    return isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    """Whether `value` is a number that an option may have: no bool, and one that a float holds; with `whole`, an
+    integer that 64 bits hold.
+    """
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        return False
+    return isinstance(value, float) or value.bit_length() < (64 if whole else 1024)
+
+
+def plain_number(value: Any) -> Any:
+    """`value`, or where it is a scalar of numpy or torch, the number of Python in it."""
+    number = _number(value)
+    return value if number is None else number
 
 
 def check_callable(name: str, value: Any, wanted: str = "a function") -> None:

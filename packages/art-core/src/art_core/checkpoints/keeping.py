@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from math import isfinite
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from art_core.control import MetricRecord
-from art_core.errors import ConfigError
+from art_core.options import validated
 from art_core.outcomes import best_step
 
 
@@ -40,17 +40,7 @@ class KeepCheckpoints(BaseModel):
         Raises:
             ConfigError: a value that there is not, or that is impossible.
         """
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in problem["loc"])
-            if problem["type"] == "extra_forbidden":
-                raise ConfigError(
-                    f"which checkpoints to keep: there is no {name!r}; wanted some of {sorted(cls.model_fields)}"
-                ) from error
-            what = f"{name} is {problem['input']!r}: " if name else ""
-            raise ConfigError(f"which checkpoints to keep: {what}{problem['msg']}") from error
+        return validated(cls, values, of="keep_checkpoints")
 
 
 def kept_steps(

@@ -16,8 +16,9 @@ from art_core.engines.cache import Tokens
 from art_core.engines.grammar import Grammars
 from art_core.engines.served import ModelFacts
 from art_core.engines.worker import Arrival, Client, Worker
-from art_core.errors import ArtError, ConfigError, ContextLengthError, DataError
-from art_core.types import Checkpoint, Sampling, TokenChunk
+from art_core.errors import ArtError, ContextLengthError, DataError
+from art_core.options import check_options, one_of, whole
+from art_core.types import Checkpoint, DtypeName, Sampling, TokenChunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,22 +35,23 @@ class EmbeddedEngineConfig:
     """
 
     model_folder: Path
-    dtype: str = "auto"
+    dtype: DtypeName = "auto"
     max_concurrency: int = 32
     max_context_tokens: int | None = None
     prefix_cache_bytes: int = 1 << 30
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("max_concurrency", 1),
-            ("max_context_tokens", 2),
-            ("prefix_cache_bytes", 0),
-            ("num_threads", 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} is {value}; wanted {least} or more")
+        check_options(self, _KINDS)
+
+
+_KINDS = {
+    "dtype": one_of(DtypeName),
+    "max_concurrency": whole(1),
+    "max_context_tokens": whole(2).or_none("the model's own limit, at most 8192"),
+    "prefix_cache_bytes": whole(0),
+    "num_threads": whole(1).or_none("torch's choice"),
+}
 
 
 class EmbeddedEngine:

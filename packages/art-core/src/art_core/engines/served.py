@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from art_core.engines.attention import use_packed_attention
 from art_core.engines.cache import SlotStore
 from art_core.errors import AdapterMismatchError, ConfigError
-from art_core.types import Checkpoint
+from art_core.types import Checkpoint, DtypeName
 from art_core.weights.loading import best_device, compute_dtype, load_causal_lm
 from art_core.weights.lora import check_fits, merged_weight, read_adapter
 
@@ -34,7 +34,7 @@ class ServedModel:
     Sampling defaults that the folder may hold (`generation_config.json`) are not read: a request says all.
     """
 
-    def __init__(self, folder: Path, *, dtype: str, max_context_tokens: int | None) -> None:
+    def __init__(self, folder: Path, *, dtype: DtypeName, max_context_tokens: int | None) -> None:
         self.device = best_device()
         self.model = load_causal_lm(folder, dtype=compute_dtype(dtype, self.device), device=self.device)
         config: Any = self.model.config

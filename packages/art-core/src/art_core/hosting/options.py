@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from art_core.checkpoints.keeping import KeepCheckpoints
-from art_core.errors import ConfigError, unknown_option
+from art_core.errors import ConfigError
 from art_core.moving import hint
+from art_core.options import validated
 from art_core.registry import check_sinks
 from art_core.serve.guard import DEFAULT_MAX_BODY_BYTES
+from art_core.types import DtypeName
 
 _NOT_TRAINED = ("dtype", "num_threads", "engine_args", "sinks", "keep_checkpoints")
 
@@ -25,15 +28,7 @@ class _Options(BaseModel):
         Raises:
             ConfigError: an option of `of` that there is not, or that is of the wrong kind.
         """
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in problem["loc"])
-            if problem["type"] == "extra_forbidden":
-                known = KeepCheckpoints.model_fields if name.startswith("keep_checkpoints.") else cls.model_fields
-                raise unknown_option(of, name, known, instead=hint("config", name)) from error
-            raise ConfigError(f"{of}, option {name!r}: {problem['msg']}; got {problem['input']!r}") from error
+        return validated(cls, values, of=of, instead=partial(hint, "config"))
 
 
 class ModelOptions(_Options):
@@ -46,7 +41,7 @@ class ModelOptions(_Options):
     `best`, `lowest`, `every`: see `art_core.checkpoints.keeping`); None keeps all.
     """
 
-    dtype: str = "auto"
+    dtype: DtypeName = "auto"
     seed: int = 0
     num_threads: int | None = Field(default=None, ge=1)
     lora: dict[str, Any] = Field(default_factory=dict)

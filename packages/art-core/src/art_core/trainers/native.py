@@ -21,7 +21,6 @@ from torch import Tensor
 
 from art_core.errors import (
     AdapterMismatchError,
-    ConfigError,
     ContextLengthError,
     DataError,
     NonFiniteLossError,
@@ -29,6 +28,7 @@ from art_core.errors import (
     TrainerClosedError,
 )
 from art_core.objective import Objective
+from art_core.options import Kind, check_options, number, one_of, whole
 from art_core.trainers.aggregation import minibatches
 from art_core.trainers.batch import TokenBatch, pack
 from art_core.trainers.gradient import KnownRow, UpdateSums, accumulate_gradient, row_logprobs, shaped_advantages
@@ -37,7 +37,8 @@ from art_core.trainers.optimizer_state import RandomState, apply_optimizer, read
 from art_core.trainers.policy import LoraPolicy, plain_row
 from art_core.trainers.shift import PolicyShift
 from art_core.trainers.snapshot import Snapshot
-from art_core.types import Checkpoint, StepReport, TokenSample
+from art_core.types import Checkpoint, DtypeName, StepReport, TokenSample
+from art_core.values import is_number
 from art_core.weights.lora import Adapter, LoraConfig, read_adapter, write_adapter
 
 _Result = TypeVar("_Result")
@@ -57,7 +58,7 @@ class NativeTrainerConfig:
     base_model: str
     seed: int
     lora: LoraConfig = field(default_factory=LoraConfig)
-    dtype: str = "auto"
+    dtype: DtypeName = "auto"
     micro_batch_tokens: int | None = None
     activation_bytes: int = DEFAULT_ACTIVATION_BYTES
     grad_clip: float = 1.0
@@ -66,16 +67,22 @@ class NativeTrainerConfig:
     num_threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.micro_batch_tokens is not None and self.micro_batch_tokens < 1:
-            raise ConfigError(f"micro_batch_tokens is {self.micro_batch_tokens}; wanted 1 or more, or None")
-        if not self.grad_clip > 0.0:
-            raise ConfigError(f"grad_clip is {self.grad_clip}; wanted a number above 0, or inf for no limit")
-        if not 0.0 <= self.weight_decay < math.inf:
-            raise ConfigError(f"weight_decay is {self.weight_decay}; wanted 0 or more")
-        if len(self.betas) != 2 or not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ConfigError(f"betas are {self.betas}; wanted two numbers from 0 to below 1")
-        if self.num_threads is not None and self.num_threads < 1:
-            raise ConfigError(f"num_threads is {self.num_threads}; wanted 1 or more, or None for torch's choice")
+        check_options(self, _KINDS)
+
+
+_KINDS = {
+    "seed": whole(),
+    "dtype": one_of(DtypeName),
+    "micro_batch_tokens": whole(1).or_none("what activation_bytes allow"),
+    "activation_bytes": whole(1),
+    "grad_clip": Kind(lambda value: is_number(value) and value > 0.0, "a number above 0, or inf for no limit"),
+    "weight_decay": number(0.0),
+    "betas": Kind(
+        lambda value: isinstance(value, list | tuple) and len(value) == 2 and all(map(number(0.0, 1.0).fits, value)),
+        "two numbers, each from 0 and below 1",
+    ),
+    "num_threads": whole(1).or_none("torch's choice"),
+}
 
 
 class _StepCancelledError(Exception):

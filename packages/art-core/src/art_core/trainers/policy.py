@@ -18,7 +18,7 @@ from art_core.trainers.gated_mlp import fuse_gated_mlps
 from art_core.trainers.head import token_logprobs
 from art_core.trainers.memory import DEFAULT_ACTIVATION_BYTES
 from art_core.trainers.recompute import RecomputableLayers, measure_activations
-from art_core.types import TokenSample
+from art_core.types import DtypeName, TokenSample
 from art_core.weights.loading import best_device, compute_dtype, load_causal_lm
 from art_core.weights.lora import Adapter, LoraConfig, LoraLinear, inject
 
@@ -43,7 +43,7 @@ class LoraPolicy:
         lora: LoraConfig,
         *,
         seed: int,
-        dtype: str,
+        dtype: DtypeName,
         activation_bytes: int = DEFAULT_ACTIVATION_BYTES,
     ) -> None:
         return_freed_memory()

@@ -8,16 +8,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from art_core.errors import ConfigError, ModelNotFoundError
-
-DtypeName = Literal["auto", "float32", "bfloat16"]
+from art_core.errors import ModelNotFoundError
+from art_core.types import DtypeName
 
 
 def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def compute_dtype(name: str, device: torch.device) -> torch.dtype:
+def compute_dtype(name: DtypeName, device: torch.device) -> torch.dtype:
     """The type for weights and activations.
 
     `auto` takes bfloat16 where the hardware multiplies it (GPUs, CPUs with AMX or AVX512-BF16) and float32 elsewhere:
@@ -27,8 +26,6 @@ def compute_dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.float32
     if name == "bfloat16":
         return torch.bfloat16
-    if name != "auto":
-        raise ConfigError(f"dtype {name!r} is unknown; wanted 'auto', 'float32' or 'bfloat16'")
     if device.type == "cuda":
         return torch.bfloat16
     native = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()

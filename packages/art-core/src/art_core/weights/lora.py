@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from art_core.errors import AdapterMismatchError, ConfigError
+from art_core.options import Kind, check_options, number, whole
 
 _PEFT_PREFIX = "base_model.model."
 _MORE_THAN_FACTORS = (
@@ -44,16 +45,21 @@ class LoraConfig:
     target_modules: tuple[str, ...] = ALL_LINEAR
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ConfigError(f"LoRA rank is {self.rank}; wanted 1 or more")
-        if not self.alpha > 0:
-            raise ConfigError(f"LoRA alpha is {self.alpha}; wanted a number above 0")
-        if not self.target_modules:
-            raise ConfigError("LoRA target_modules is empty; name at least one kind of linear layer to train")
+        check_options(self, _KINDS)
 
     @property
     def scale(self) -> float:
         return self.alpha / self.rank
+
+
+_KINDS = {
+    "rank": whole(1),
+    "alpha": number(0.0, above=True),
+    "target_modules": Kind(
+        lambda value: bool(value) and isinstance(value, tuple) and all(isinstance(name, str) for name in value),
+        "names of linear layers, one at least, such as ('q_proj', 'v_proj')",
+    ),
+}
 
 
 @dataclass(frozen=True)
