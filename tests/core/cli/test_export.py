@@ -46,7 +46,9 @@ def from_row(row: dict[str, Any]) -> Trajectory:
         of_json = ("messages", "tools", "response", "sampling", "metadata")
         jsons = {name: json.loads(call.pop(f"{name}_json")) for name in of_json}
         exchanges.append({**call, **jsons})
-    error = None if row["error_kind"] is None else {"kind": row["error_kind"], "message": row["error_message"]}
+    error = (
+        None if row["error_kind"] is None else {name: row[f"error_{name}"] for name in ("kind", "message", "source")}
+    )
     return Trajectory.model_validate(
         {
             **{name: row[name] for name in ("id", "scenario_id", "reward", "logs", "role")},

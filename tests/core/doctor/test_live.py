@@ -152,7 +152,7 @@ async def test_failures_of_the_judge_and_of_rollouts_are_named_apart(tmp_path: P
     async with Bench(tmp_path) as bench:
         groups = await batch(bench.model, [[0.0, 1.0, 0.0]] * 4)
         for group in groups:
-            group.trajectories[2].error = RolloutError(kind="RateLimit", message="the judge failed: 429")
+            group.trajectories[2].error = RolloutError(kind="RateLimit", message="429", source="judge")
         assert await bench.train(groups) == ["judge-failures"]
         groups = await batch(bench.model, [[0.0, 1.0, 0.0]] * 4)
         for group in groups:

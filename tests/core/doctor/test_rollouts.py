@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,8 +16,8 @@ def member(reward: float | None, *, ids: tuple[int, ...] = (4, 5), **fields: Any
     return Trajectory(reward=reward, exchanges=[made])
 
 
-def failed(kind: str, message: str = "m") -> Trajectory:
-    return Trajectory(error=RolloutError(kind=kind, message=message))
+def failed(kind: str, source: Literal["rollout", "judge"] = "rollout") -> Trajectory:
+    return Trajectory(error=RolloutError(kind=kind, message="m", source=source))
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_groups_without_signal_are_divided_by_their_reward(
 
 
 def test_failures_are_counted_by_kind_and_those_of_the_judge_apart() -> None:
-    given = [failed("TimeoutError"), failed("TimeoutError"), failed("Odd/Name"), failed("Unscored"),
-             failed("KeyError", "the judge failed: no key"), member(None), member(0.5)]  # fmt: skip
+    given = [failed("TimeoutError"), failed("TimeoutError"), failed("Odd/Name"), failed("Unscored", "judge"),
+             failed("KeyError", "judge"), member(None), member(0.5)]  # fmt: skip
     metrics = rollout_counts([TrajectoryGroup(given)])
     assert metrics["trajectories/total"] == 7
     assert metrics["trajectories/failed"] == 3

@@ -102,7 +102,12 @@ def exchanges(draw: st.DrawFn) -> Exchange:
     )
 
 
-ERRORS = st.builds(lambda kind, message: RolloutError(kind=kind, message=message), TEXT, TEXT)
+ERRORS = st.builds(
+    lambda kind, message, source: RolloutError(kind=kind, message=message, source=source),
+    TEXT,
+    TEXT,
+    st.sampled_from(["rollout", "judge"]),
+)
 HISTORIES = st.builds(
     lambda messages, tools: History(messages_and_choices=messages, tools=tools),
     st.lists(MESSAGES, max_size=2),

@@ -128,10 +128,14 @@ class Exchange(_Record):
 
 
 class RolloutError(_Record):
-    """Why a rollout has no usable outcome. `kind` is the class of the exception."""
+    """Why a rollout has no usable outcome. `kind` is the class of the exception.
+
+    `source` is what failed: the rollout itself, or the judge that was to give it a reward.
+    """
 
     kind: str
     message: Annotated[str, AfterValidator(readable)]
+    source: Literal["rollout", "judge"] = "rollout"
 
     @classmethod
     def of(cls, error: BaseException, *, otherwise: str = "") -> Self:

@@ -58,14 +58,18 @@ async def judge_group(group: TrajectoryGroup, states: Mapping[str, Any], judge: 
     except ConfigError:
         raise
     except Exception as error:  # noqa: BLE001  # a failure of the judge is data, like one of a rollout
+        said = RolloutError.of(error)
+        failure = RolloutError(kind=said.kind, message=f"the judge failed: {said.message}", source="judge")
         for trajectory in members:
-            trajectory.error = RolloutError(kind=type(error).__name__, message=f"the judge failed: {error}")
+            trajectory.error = failure
         return group
     rewards = {trajectory.id: reward for trajectory, reward in scored.members}
     for trajectory in members:
         trajectory.reward = rewards.get(trajectory.id)
         if trajectory.reward is None:
-            trajectory.error = RolloutError(kind="Unscored", message="the judge gave this attempt no score")
+            trajectory.error = RolloutError(
+                kind="Unscored", message="the judge gave this attempt no score", source="judge"
+            )
     return group
 
 

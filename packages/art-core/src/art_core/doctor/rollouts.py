@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 
 from art_core.advantage import has_signal
 from art_core.trajectories import Trajectory, TrajectoryGroup
-from art_core.types import RolloutError
 
 GRAM = 4
 """Tokens in a row that repeated text is looked for by."""
@@ -88,7 +87,7 @@ def _completions(members: Sequence[Trajectory]) -> dict[str, float]:
 
 def _failures(members: Sequence[Trajectory]) -> dict[str, float]:
     errors = [member.error for member in members if member.error is not None]
-    judged = [error for error in errors if _of_the_judge(error)]
+    judged = [error for error in errors if error.source == "judge"]
     silent = sum(member.reward is None and member.error is None for member in members)
     kinds = Counter(re.sub(r"\W+", "_", error.kind) or "unknown" for error in errors)
     return {
@@ -98,7 +97,3 @@ def _failures(members: Sequence[Trajectory]) -> dict[str, float]:
         **{f"errors/{kind}": count for kind, count in kinds.most_common(_KINDS)},
         **({"errors/other": rest} if (rest := sum(count for _, count in kinds.most_common()[_KINDS:])) else {}),
     }
-
-
-def _of_the_judge(error: RolloutError) -> bool:
-    return error.kind == "Unscored" or error.message.startswith("the judge failed")
