@@ -3,6 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from art_core.control import MetricRecord
 from art_core.errors import ConfigError, DataError
@@ -11,13 +13,14 @@ from art_core.outcomes import (
     error_counts,
     group_averages,
     named_metrics,
+    num_skipped,
     rollout_metrics,
     shadowed_metrics,
     skip_reason,
 )
 from art_core.rows import training_rows
 from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
-from art_core.types import Sampling
+from art_core.types import Sampling, StepReport
 from tests.core.runs.building import exchange
 
 NAN = float("nan")
@@ -25,6 +28,51 @@ NAN = float("nan")
 
 def records(*values: tuple[int, float]) -> list[MetricRecord]:
     return [MetricRecord(step=step, metrics={"val/reward": value}) for step, value in values]
+
+
+def reported(*steps: int | str) -> list[StepReport]:
+    """A log: 3 is a step that was made, "3" a batch that was skipped at that step."""
+    return [StepReport(int(step), {"step/skipped": float(isinstance(step, str))}) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("log", "step", "count"),
+    [
+        ([], 0, 0),
+        (["0", "0", 1, "1", 2, "2"], 2, 4),
+        (["0", 1, "1", 2], 2, 2),
+        ([1, "1", 2, "2", 3], 1, 1),  # checkpoints 2 and 3 are lost
+        ([1, "1", 2, "2", 3, 2], 2, 1),  # and 2 is made again,
+        ([1, "1", 2, "2", 3, 2, "2", 3], 3, 2),  # and all else
+        ([1, "1", 2, "2", 3, "0"], 0, 1),  # all are lost, and the first batch teaches nothing now
+        ([1, "1", 2, "2", 3, "1", "1"], 1, 3),
+    ],
+)
+def test_batches_that_were_skipped_count_once_also_where_they_were_skipped_again(
+    log: list[int | str], step: int, count: int
+) -> None:
+    assert num_skipped(reported(*log), step=step) == count
+
+
+@given(st.data())
+def test_a_script_that_loses_checkpoints_and_goes_on_sees_each_batch(data: st.DataObject) -> None:
+    """The log of a script which begins, wherever its checkpoints are lost, at the batch that the count names."""
+    teaches = data.draw(st.lists(st.booleans(), min_size=1, max_size=12))
+    log: list[StepReport] = []
+    step, at, led_by = 0, 0, [0]  # led_by[s]: the batch behind the one that made step s
+    for lost in [*data.draw(st.lists(st.integers(0, 3), max_size=4)), None]:
+        stop = len(teaches) if lost is None else data.draw(st.integers(at, len(teaches)))
+        for batch in range(at, stop):
+            step += teaches[batch]
+            log += reported(step if teaches[batch] else str(step))
+            if teaches[batch]:
+                led_by[step:] = [batch + 1]
+        if lost is not None:
+            step = max(0, step - lost)
+            at = step + num_skipped(log, step=step)
+            assert at >= led_by[step]
+            assert not any(teaches[led_by[step] : at])  # only those that teach nothing are behind it
+    assert step + num_skipped(log, step=step) == len(teaches)
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,6 @@ _Many = Annotated[list[T], FailFast()]
 """A list that is refused at its first wrong item: to describe a million of them would take the server a minute."""
 
 
-SKIPPED_BATCHES = "batches/skipped"
-"""The metric in metrics.jsonl of a batch which `train` made no step of."""
-
-
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -57,8 +53,9 @@ class Origin(_Body):
 class ModelState(_Body):
     """A registered model. `inference_name` is what a request's `model` says; it always means the newest step.
 
-    `supervised_updates` of its steps were made by `train_sft`. `damaged` says of checkpoints that are not whole what is
-    wrong with them; they are not used.
+    `supervised_updates` of its steps were made by `train_sft`, and `skipped_batches` were given to `train`, which made
+    no step of them; both count from the untrained model, through forks. `damaged` says of checkpoints that are not
+    whole what is wrong with them; they are not used.
     """
 
     project: str
@@ -69,6 +66,7 @@ class ModelState(_Body):
     checkpoint_steps: list[int]
     folder: str
     supervised_updates: int = 0
+    skipped_batches: int = 0
     damaged: list[str] = Field(default_factory=list)
     forked_from: Origin | None = None
 

@@ -216,7 +216,6 @@ _CHECKS = (
             "lower",
         ),
     ),
-    *_of("train", ("batches/skipped", "batches", "1 for a batch that was skipped, in metrics.jsonl", "lower")),
 )
 _CAPTURE = (
     *_of(

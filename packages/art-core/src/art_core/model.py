@@ -15,7 +15,7 @@ from art_core.capturing import NO_KEY, served_model
 from art_core.checkpoints.of_model import WithCheckpoints
 from art_core.claims import attach_exchanges, attach_known_exchanges
 from art_core.config import TrainConfig
-from art_core.control import SKIPPED_BATCHES, ModelState, RegisterRequest
+from art_core.control import ModelState, RegisterRequest
 from art_core.errors import ConfigError, DataError
 from art_core.lines import progress_line, step_figures
 from art_core.logged import logged_metrics
@@ -200,10 +200,7 @@ class TrainableModel(WithCheckpoints):
         came behind the newest that is left is not counted: those batches are to be made again.
         """
         state = await self.backend().state(self.project, self.name)
-        records = await self.backend().logged_metrics(self.project, self.name)
-        skipped = sum(record.metrics.get(SKIPPED_BATCHES, 0.0) for record in records if record.step <= state.step)
-        before = state.forked_from.skipped_batches if state.forked_from else 0
-        return state.step - state.supervised_updates + round(skipped) + before
+        return state.step - state.supervised_updates + state.skipped_batches
 
     async def train(
         self,
@@ -218,7 +215,7 @@ class TrainableModel(WithCheckpoints):
         `options` are those of `TrainConfig`, and go before `config`. Choices in `messages_and_choices` and
         `additional_histories` are looked up at the server by their ids, and put into `exchanges`. Members that failed,
         and groups whose rewards are all equal, are left out and counted. Where nothing is left, no step is made: the
-        result says why, a warning is logged, and the run folder keeps it as the metric `batches/skipped`.
+        result says why, a warning is logged, and the run folder keeps the report, which says `step/skipped`.
 
         With `verbose`, by default on a terminal, a line on stderr tells of the step; it is also logged at level INFO.
 

@@ -190,13 +190,34 @@ def best_step(records: Sequence[MetricRecord], metric: str, steps: Iterable[int]
 def num_supervised(reports: Iterable[StepReport], *, step: int) -> int:
     """How many of the first `step` steps were updates of supervised trainings, by the reports that were logged.
 
-    Of each training, the newest that was logged is enough: its updates follow each other. Of a step that was made
-    again, because its checkpoint was damaged, the last report counts; of what is behind `step`, none.
+    Of each training, the newest that was logged is enough: its updates follow each other.
     """
     made: dict[int, int] = {}
-    last = {r.step: r for r in reports if r.step <= step and not r.metrics.get("step/skipped")}
-    for report in last.values():
+    for report in _lineage(reports, step):
         if update := round(report.metrics.get("sft/update", 0.0)):
             start = report.step - update
             made[start] = max(update, made.get(start, 0))
     return sum(made.values())
+
+
+def num_skipped(reports: Iterable[StepReport], *, step: int) -> int:
+    """How many batches made no step on the way to `step`, and behind it until now, by the reports that were logged."""
+    return sum(map(_is_skipped, _lineage(reports, step)))
+
+
+def _lineage(reports: Iterable[StepReport], step: int) -> list[StepReport]:
+    """Those of the `reports`, given in the order in which they were logged, that led to the checkpoint of `step`.
+
+    Where checkpoints were lost, steps are made again: what was logged of a step, and all that came behind it, counts no
+    more once it is made again, or another batch is skipped before it.
+    """
+    kept: list[StepReport] = []
+    for report in reports:
+        while kept and (kept[-1].step > report.step or (kept[-1].step == report.step and not _is_skipped(report))):
+            kept.pop()
+        kept.append(report)
+    return [report for report in kept if report.step <= step]
+
+
+def _is_skipped(report: StepReport) -> bool:
+    return bool(report.metrics.get("step/skipped"))

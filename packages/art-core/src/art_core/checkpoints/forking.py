@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from art_core.checkpoints.finding import checkpoint_of
-from art_core.checkpoints.listing import logged_metrics
-from art_core.control import SKIPPED_BATCHES, Origin
+from art_core.control import Origin
 from art_core.errors import ConfigError, StorageError
-from art_core.outcomes import num_supervised
+from art_core.outcomes import num_skipped, num_supervised
 from art_core.runs import Run
 from art_core.runs.reader import MODEL_FILE
 from art_core.saved import checkpoint_files, explained, held, read_cursor, remove
@@ -44,7 +43,7 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
         step=checkpoint.step,
         optimizer=optimizer,
         supervised_updates=supervised_updates(source, checkpoint.step),
-        skipped_batches=_skipped_batches(source, checkpoint.step),
+        skipped_batches=skipped_batches(source, checkpoint.step, behind=False),
     )
     record = {
         **identity,
@@ -75,11 +74,15 @@ def supervised_updates(source: Run, step: int) -> int:
     return origin.supervised_updates + num_supervised(own, step=step)
 
 
-def _skipped_batches(source: Run, step: int) -> int:
-    """How many batches `train` made no step of before step `step`. What was skipped behind it is no part of a fork."""
+def skipped_batches(source: Run, step: int, *, behind: bool = True) -> int:
+    """How many batches `train` made no step of on the way of `source` to `step`, forks included.
+
+    Those skipped after that step was made count where `behind` says so: they are no part of a fork of it.
+    """
     origin = _origin_of(source.folder)
-    before = sum(r.metrics.get(SKIPPED_BATCHES, 0.0) for r in logged_metrics(source) if r.step < step)
-    return round(before) + (origin.skipped_batches if origin else 0)
+    reports = source.steps()
+    own = num_skipped(reports, step=step) if behind else num_skipped(reports, step=step - 1)
+    return own + (origin.skipped_batches if origin else 0)
 
 
 def _origin_of(folder: Path) -> Origin | None:

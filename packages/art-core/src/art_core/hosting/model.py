@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
 from art_core.canary import WeightSyncCanary
-from art_core.checkpoints.forking import supervised_updates
+from art_core.checkpoints.forking import skipped_batches, supervised_updates
 from art_core.checkpoints.pruning import keep_only
 from art_core.config import TrainConfig
 from art_core.control import ModelState, SftRequest
@@ -65,7 +65,7 @@ class HostedModel:
         self._parts = parts
         self._turn = asyncio.Lock()
         self._checkpoints: dict[int, Checkpoint] = {}
-        self._num_supervised = 0
+        self._num_supervised = self._num_skipped = 0
         self._references: set[int] = set()  # steps that the newest step was kept near: the next will be as well
         self._renderer: ChatRenderer
         self._canary: WeightSyncCanary
@@ -100,6 +100,7 @@ class HostedModel:
             checkpoint_steps=sorted(self._checkpoints),
             folder=str(self.store.folder),
             supervised_updates=self._num_supervised,
+            skipped_batches=self._num_skipped,
             damaged=[f"step {step}: {fault}" for step, fault in sorted(self.store.faults.items())],
             forked_from=self.record.forked_from,
         )
@@ -180,7 +181,7 @@ class HostedModel:
                 self._checkpoints |= run.made
                 self._forget_deleted()
                 await self._prune()
-                self._num_supervised = supervised_updates(self.run, self.step)
+                self._count_batches()
                 return report
             except BaseException as error:
                 self._blame(error)
@@ -329,6 +330,7 @@ class HostedModel:
         metrics = {**counters, **report.metrics, **self.feed.metrics(), "time/step_s": time.monotonic() - started}
         report = StepReport(report.step, metrics)
         self._log_step(report)
+        self._num_skipped += bool(metrics.get("step/skipped"))
         return self._watch.observed(report, log_as=self.name)
 
     def _log_step(self, report: StepReport) -> None:
@@ -425,7 +427,11 @@ class HostedModel:
                 cursor = self.store.load(checkpoint)
                 metrics = {**cursor.get("counters", {}), **cursor.get("metrics", {})}
                 self.run.log_step(StepReport(checkpoint.step, metrics))
+        self._count_batches()
+
+    def _count_batches(self) -> None:
         self._num_supervised = supervised_updates(self.run, self.step)
+        self._num_skipped = skipped_batches(self.run, self.step)
 
     def _remedy(self) -> str:
         return f"register {self.name!r} again to go on from step {self.step}"

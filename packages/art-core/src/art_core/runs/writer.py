@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
 
-from art_core.control import SKIPPED_BATCHES
 from art_core.errors import ConfigError, DataError, StorageError
 from art_core.runs.reader import Run
 from art_core.runs.records import GroupInfo, LogLine, StoredTrajectory, Tally
@@ -73,15 +72,12 @@ class ModelRun(Run):
             )
 
     def log_step(self, report: StepReport) -> None:
-        """Add what a training step reports. One that was skipped is counted in metrics.jsonl too, at its step.
+        """Add what a training step reports, or one that was skipped.
 
         Raises:
             DataError: a metric is not finite; nothing was written.
         """
         self.store.append("steps", {"step": report.step, "metrics": _finite(report.metrics, f"step {report.step}")})
-        if report.metrics.get("step/skipped"):
-            line = LogLine("train", report.step, Tally(), {SKIPPED_BATCHES: 1.0}, (0, 0))
-            self.store.append("metrics", line.as_record())
 
 
 def _records(split: str, step: int, group: TrajectoryGroup, refused: list[str]) -> Sequence[tuple[Any, dict[str, Any]]]:
