@@ -219,6 +219,18 @@ def leaves(value: JsonValue) -> Iterator[JsonValue]:
         yield value
 
 
+def placed(value: JsonValue, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
+    """The leaves of `value`, each with the names of the properties that lead to it."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from placed(item, (*path, name))
+    elif isinstance(value, list):
+        for item in value:
+            yield from placed(item, path)
+    else:
+        yield path, value
+
+
 def values_in(scenarios: tuple[Scenario, ...], split: str, *, closed: frozenset[str] = frozenset()) -> set[JsonValue]:
     return {
         value
@@ -641,4 +653,13 @@ def test_whatever_the_schema_proposals_are_valid_unique_disjoint_and_winnable(
     if proposal.counters["closed_values_shared"] == 0 and not any(
         isinstance(v, bool) for s in proposal.scenarios for v in leaves(s.arguments)
     ):
-        assert not values_in(proposal.scenarios, "train") & values_in(proposal.scenarios, "held_out")
+        in_train, held_out = (
+            {
+                place
+                for scenario in proposal.scenarios
+                if scenario.split == split
+                for place in placed(scenario.arguments)
+            }
+            for split in ("train", "held_out")
+        )
+        assert not in_train & held_out
