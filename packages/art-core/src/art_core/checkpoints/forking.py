@@ -50,7 +50,7 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
         **identity,
         **{"project": project, "name": name, "created": int(time.time()), "forked_from": origin.model_dump()},
     }
-    made = _origin_of(target)
+    made = origin_of(target)
     if made is not None and (made.model, made.optimizer) == (origin.model, optimizer) and step in (None, made.step):
         return made
     _refuse_existing(target)
@@ -68,7 +68,7 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
 
 def supervised_updates(source: Run, step: int) -> int:
     """How many of the first `step` steps of `source`, those before it was forked included, `train_sft` made."""
-    origin = _origin_of(source.folder)
+    origin = origin_of(source.folder)
     if origin is None:
         return num_supervised(source.steps(), step=step)
     own = (report for report in source.steps() if report.step > origin.step)
@@ -77,12 +77,12 @@ def supervised_updates(source: Run, step: int) -> int:
 
 def _skipped_batches(source: Run, step: int) -> int:
     """How many batches `train` made no step of before step `step`. What was skipped behind it is no part of a fork."""
-    origin = _origin_of(source.folder)
+    origin = origin_of(source.folder)
     before = sum(r.metrics.get(SKIPPED_BATCHES, 0.0) for r in logged_metrics(source) if r.step < step)
     return round(before) + (origin.skipped_batches if origin else 0)
 
 
-def _origin_of(folder: Path) -> Origin | None:
+def origin_of(folder: Path) -> Origin | None:
     """Where the run in `folder` comes from; None for one that is no fork, or is no run."""
     try:
         return Origin.model_validate(Run(folder).identity.get("forked_from"))
