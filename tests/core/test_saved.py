@@ -146,7 +146,9 @@ def _with(**changed: Any) -> Callable[[dict[str, Any]], Any]:
     [
         *(_without(name) for name in ("step", "cursor", "files")),
         *(_with(cursor=cursor) for cursor in ([1], None, {"kl_reference": 3}, {"kl_reference": ["a"]})),
-        *(_with(files=files) for files in (None, [], {"a\0b": {}}, {"adapter.bin": None})),
+        *(_with(files=files) for files in (None, 1, "adapter.bin")),
+        *(_with(files={name: None}) for name in ("a\0b", "adapter.bin")),
+        _with(files=[]),
         _with(files={}),
         *(_with(step=step) for step in (True, "1", None)),
         _with(version=99),
