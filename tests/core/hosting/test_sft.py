@@ -67,6 +67,34 @@ async def test_a_client_that_gives_up_ends_it_and_asking_again_goes_on(monkeypat
         assert report.metrics["sft/updates"] == 8
 
 
+async def test_registering_it_again_does_not_wait_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with InProcessBackend() as backend:
+        await opened(backend)
+        slowly(backend, monkeypatch)
+        training = asyncio.create_task(backend.train_sft("p", "m", request(epochs=1000)))
+        await until(lambda: len(backend.trainer.steps) > 3)
+        async with asyncio.timeout(5):
+            await opened(backend)
+        async with client_of(backend) as client:  # type: ignore[arg-type]
+            assert (await ask(client, "p/m")).choices[0].policy_version == 0
+        assert not training.done()
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+
+
+async def test_what_it_makes_is_not_deleted_by_who_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with InProcessBackend() as backend:
+        await opened(backend)
+        await backend.train_sft("p", "m", request(4))
+        assert (await backend.state("p", "m")).checkpoint_steps == [2, 4]
+        slowly(backend, monkeypatch)
+        training = asyncio.create_task(backend.train_sft("p", "m", request(6)))
+        await until(lambda: len(backend.trainer.steps) > 5)
+        deleted = await backend.delete_checkpoints("p", "m", keep=[4])
+        assert deleted.checkpoint_steps == [4, 6, 8, 10]
+        assert (await training).step == 10
+
+
 async def test_closing_the_server_does_not_wait_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = InProcessBackend()
     await opened(backend)
