@@ -136,6 +136,8 @@ def test_what_is_read_is_kept(path: Path, art: Art) -> None:
         (("list", "shop/clerk", "--best", "val/typo"), "'val/typo'"),
         (("fork", "shop/clerk@9", "b"), "has no checkpoint of step 9; there are 1, 2, 3, 4, 5, 6"),
         (("fork", "shop/clerk@x", "b"), "'x' is no step; wanted NAME@STEP"),
+        (("fork", f"shop/clerk@{'9' * 5000}", "b"), "'99999999999999999999' is no step; wanted NAME@STEP"),
+        (("list", "shop/clerk", "--best", ""), "no checkpoint has a value of the metric ''"),
         (("fork", "shop/clerk@2", "lab/clerk"), "lab/clerk exists; give the fork another name"),
         (("fork", "shop/clerk@2", "b", "--no-optimizer"), "keeps no optimiser that could be left out"),
         (("fork", "lab/clerk", "b"), "lab/clerk has no checkpoint yet; train it first"),

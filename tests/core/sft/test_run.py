@@ -14,7 +14,7 @@ import pytest
 
 from art_core.canary import WeightSyncCanary
 from art_core.control import SftExample
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, DataError
 from art_core.sft.preparing import PreparedSet, prepare
 from art_core.sft.run import SftRun
 from art_core.sft_config import SftConfig
@@ -268,3 +268,24 @@ async def test_held_out_loss_is_that_of_the_trained_tokens(tmp_path: Path) -> No
         assert report.metrics["sft/validation_in_training"] == 0.0
         same = await p.run(data("a"), validation=data("a", "b"))
         assert same.metrics["sft/validation_in_training"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"event": 7},
+        {"event": ["begun"]},
+        {"event": "begun"},
+        {"event": "begun", "run": "r", "start": "a", "updates": 2, "identity": {}},
+        {"event": "finished", "run": "r", "step": 1, "metrics": {}},
+    ],
+)
+async def test_a_log_that_was_damaged_by_hand_is_told_by_its_line(tmp_path: Path, record: dict[str, Any]) -> None:
+    async with process(tmp_path) as p:
+        await p.run()
+        p.store.append("sft", record)
+        with pytest.raises(DataError, match=r"line 3 of sft\.jsonl .* or remove the line to go on"):
+            await p.run(config=replace(CONFIG, epochs=1))
+        assert p.trainer.step_count == 6
+        assert (await p.run(config=replace(CONFIG, epochs=1, restart=True))).step == 9

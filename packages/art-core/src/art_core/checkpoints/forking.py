@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
@@ -17,7 +18,7 @@ from art_core.runs import Run
 from art_core.runs.reader import MODEL_FILE
 from art_core.saved import checkpoint_files, explained, held, read_cursor, remove
 from art_core.storage import RunStore
-from art_core.types import Checkpoint
+from art_core.types import Checkpoint, StepReport
 from art_core.values import check_name
 
 
@@ -43,7 +44,7 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
         model=f"{identity['project']}/{identity['name']}",
         step=checkpoint.step,
         optimizer=optimizer,
-        supervised_updates=supervised_updates(source, checkpoint.step),
+        supervised_updates=supervised_updates(source, checkpoint.step, unlogged=_report(checkpoint)),
         skipped_batches=_skipped_batches(source, checkpoint.step),
     )
     record = {
@@ -66,13 +67,22 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
     return origin
 
 
-def supervised_updates(source: Run, step: int) -> int:
-    """How many of the first `step` steps of `source`, those before it was forked included, `train_sft` made."""
+def supervised_updates(source: Run, step: int, *, unlogged: StepReport | None = None) -> int:
+    """How many of the first `step` steps of `source`, those before it was forked included, `train_sft` made.
+
+    `unlogged` is a report that may not be logged yet.
+    """
     origin = origin_of(source.folder)
+    reports = itertools.chain([] if unlogged is None else [unlogged], source.steps())  # what is logged counts
     if origin is None:
-        return num_supervised(source.steps(), step=step)
-    own = (report for report in source.steps() if report.step > origin.step)
+        return num_supervised(reports, step=step)
+    own = (report for report in reports if report.step > origin.step)
     return origin.supervised_updates + num_supervised(own, step=step)
+
+
+def _report(checkpoint: Checkpoint) -> StepReport:
+    """What the step of `checkpoint` reported: its process may have ended, or is about to log it."""
+    return StepReport(checkpoint.step, dict(read_cursor(checkpoint).get("metrics") or {}))
 
 
 def _skipped_batches(source: Run, step: int) -> int:

@@ -128,7 +128,7 @@ def _listed(one: Run, best: str | None, lowest: bool, lacking: list[ConfigError]
     from art_core.checkpoints.listing import list_checkpoints, mark_best
 
     identity = one.identity
-    metric = best or _DEFAULT_BEST
+    metric = _DEFAULT_BEST if best is None else best
     infos = list_checkpoints(one)
     try:
         infos = mark_best(one, infos, metric, lowest=lowest)
