@@ -114,13 +114,15 @@ class SftRun:
         if self.config.restart:
             return None
         records = [_checked(record, number) for number, record in enumerate(self.store.records(LOG), start=1)]
-        finished = [record for record in records if record["event"] == "finished"]
-        since = max((place for place, record in enumerate(records) if record["event"] == "begun"), default=0)
+        current = self.trainer.step_count
+        # what was finished behind the newest checkpoint, or begun there, was lost with its checkpoints
+        finished = [record for record in records if record["event"] == "finished" and record["step"] <= current]
         same = [record for record in finished if record["identity"] == self._identity]
-        if same and same[-1]["step"] <= self.trainer.step_count:  # else its checkpoints were lost
+        if same:
             return self._finished_before(same[-1]["metrics"])
-        begun = records[since] if records else None
-        if begun is None or any(record["event"] == "finished" for record in records[since:]):
+        all_begun = [record for record in records if record["event"] == "begun" and record["start"] <= current]
+        begun = all_begun[-1] if all_begun else None
+        if begun is None or any(record["run"] == begun["run"] for record in finished):
             return None
         cursor, newest = self._newest_cursor(begun)
         if cursor is None:
