@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,20 @@ async def test_registering_it_again_does_not_wait_for_the_end(monkeypatch: pytes
         assert not training.done()
         training.cancel()
         await asyncio.gather(training, return_exceptions=True)
+
+
+async def test_updates_that_a_killed_server_did_not_log_are_logged_in_their_order(tmp_path: Path) -> None:
+    async with InProcessBackend(path=tmp_path) as backend:
+        await opened(backend)
+        await backend.train_sft("p", "m", request(6, save_every=3))
+    log = tmp_path / "p" / "m" / "steps.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    for kept in (0, 1, 3, 4):  # killed behind the checkpoint of step 3, or of 6, before or while it logged
+        log.write_text("".join(lines[:kept]))
+        async with InProcessBackend(path=tmp_path) as backend:
+            await opened(backend)
+            assert (await backend.state("p", "m")).supervised_updates == 6
+        assert log.read_text().splitlines(keepends=True) == lines
 
 
 async def test_what_it_makes_is_not_deleted_by_who_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:

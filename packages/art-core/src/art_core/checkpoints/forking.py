@@ -6,7 +6,7 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from art_core.checkpoints.finding import checkpoint_of
@@ -16,6 +16,7 @@ from art_core.errors import ConfigError, StorageError
 from art_core.outcomes import num_supervised
 from art_core.runs import Run
 from art_core.runs.reader import MODEL_FILE
+from art_core.runs.records import committed_reports
 from art_core.saved import checkpoint_files, explained, held, read_cursor, remove
 from art_core.storage import RunStore
 from art_core.types import Checkpoint, StepReport
@@ -40,11 +41,13 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
     identity = source.identity
     checkpoint = checkpoint_of(source, step)
     target = path / project / name
+    cursor = read_cursor(checkpoint)
+    unlogged = committed_reports(cursor, checkpoint.step)  # its process may have ended, or is about to log them
     origin = Origin(
         model=f"{identity['project']}/{identity['name']}",
         step=checkpoint.step,
         optimizer=optimizer,
-        supervised_updates=supervised_updates(source, checkpoint.step, unlogged=_report(checkpoint)),
+        supervised_updates=supervised_updates(source, checkpoint.step, unlogged=unlogged),
         skipped_batches=_skipped_batches(source, checkpoint.step),
     )
     record = {
@@ -59,7 +62,7 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
     with explained(target, "make the run"), held(checkpoint), RunStore(staging) as store:
         for left in (staging / "checkpoints").iterdir():  # of an attempt that was killed
             remove(left)
-        store.write(checkpoint.step, _copying(checkpoint, optimizer=optimizer), read_cursor(checkpoint))
+        store.write(checkpoint.step, _copying(checkpoint, optimizer=optimizer), cursor)
         (staging / MODEL_FILE).write_text(json.dumps(record, indent=2) + "\n")
         target.parent.mkdir(parents=True, exist_ok=True)
         _refuse_existing(target)
@@ -67,22 +70,17 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
     return origin
 
 
-def supervised_updates(source: Run, step: int, *, unlogged: StepReport | None = None) -> int:
+def supervised_updates(source: Run, step: int, *, unlogged: Iterable[StepReport] = ()) -> int:
     """How many of the first `step` steps of `source`, those before it was forked included, `train_sft` made.
 
-    `unlogged` is a report that may not be logged yet.
+    `unlogged` are reports that may not be logged yet.
     """
     origin = origin_of(source.folder)
-    reports = itertools.chain([] if unlogged is None else [unlogged], source.steps())  # what is logged counts
+    reports = itertools.chain(unlogged, source.steps())  # of two of one step, the one that is logged counts
     if origin is None:
         return num_supervised(reports, step=step)
     own = (report for report in reports if report.step > origin.step)
     return origin.supervised_updates + num_supervised(own, step=step)
-
-
-def _report(checkpoint: Checkpoint) -> StepReport:
-    """What the step of `checkpoint` reported: its process may have ended, or is about to log it."""
-    return StepReport(checkpoint.step, dict(read_cursor(checkpoint).get("metrics") or {}))
 
 
 def _skipped_batches(source: Run, step: int) -> int:

@@ -29,6 +29,7 @@ from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
 from art_core.rows import scored_groups, training_rows
 from art_core.runs import ModelRun
+from art_core.runs.records import committed_reports
 from art_core.saved import REFERENCES, held, references
 from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
@@ -432,9 +433,9 @@ class HostedModel:
             return
         for checkpoint in checkpoints:
             if checkpoint.step not in logged:
-                cursor = self.store.load(checkpoint)
-                metrics = {**cursor.get("counters", {}), **cursor.get("metrics", {})}
-                self.run.log_step(StepReport(checkpoint.step, metrics))
+                for report in committed_reports(self.store.load(checkpoint), checkpoint.step):
+                    if report.step not in logged:
+                        self.run.log_step(report)
         self._num_supervised = supervised_updates(self.run, self.step)
 
     def _remedy(self) -> str:
