@@ -16,7 +16,7 @@ from art_core.doctor import Watch
 from art_core.engines import served as served_module
 from art_core.engines.batcher import Batcher
 from art_core.engines.served import ServedModel
-from art_core.errors import ConfigError, WeightSyncError
+from art_core.errors import AdapterMismatchError, ConfigError, WeightSyncError
 from art_core.objective import Objective
 from art_core.selftest import open_bench, selftest
 from art_core.testing import MemoryStore, write_tiny_model
@@ -60,7 +60,39 @@ def keep_the_prefix_cache(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Batcher, "clear", lambda self: None)
 
 
-BREAKS: list[Break] = [load_nothing, load_half_of_the_layers, load_the_previous_adapter, keep_the_prefix_cache]
+def load_twice_the_scale(patch: pytest.MonkeyPatch) -> None:
+    def doubled(folder: Path) -> Adapter:
+        adapter = read_adapter(folder)
+        return dataclasses.replace(adapter, config=dataclasses.replace(adapter.config, alpha=2 * adapter.config.alpha))
+
+    patch.setattr(served_module, "read_adapter", doubled)
+
+
+def _renamed(adapter: Adapter) -> Adapter:
+    return dataclasses.replace(adapter, factors={f"base.{name}": pair for name, pair in adapter.factors.items()})
+
+
+def load_under_other_names(patch: pytest.MonkeyPatch) -> None:
+    """As in an engine that passes over the names it does not know: no tensor matches, so it serves the base weights."""
+
+    def known_ones(folder: Path) -> Adapter:
+        adapter = read_adapter(folder)
+        kept = {name: pair for name, pair in _renamed(adapter).factors.items() if name in adapter.factors}
+        assert adapter.factors
+        assert not kept
+        return dataclasses.replace(adapter, factors=kept)
+
+    patch.setattr(served_module, "read_adapter", known_ones)
+
+
+BREAKS: list[Break] = [
+    load_nothing,
+    load_half_of_the_layers,
+    load_the_previous_adapter,
+    keep_the_prefix_cache,
+    load_twice_the_scale,
+    load_under_other_names,
+]
 
 
 @pytest.mark.slow
@@ -72,6 +104,16 @@ async def test_a_broken_weight_sync_of_the_embedded_engine_stops_the_run(
     async with open_bench(tiny) as bench:
         await bench.learn(0.0)  # a step that the load cannot get wrong
         with pytest.raises(WeightSyncError, match=r"serves other weights than were trained|still serves the old"):
+            await bench.learn(bench.learning_rate)
+
+
+@pytest.mark.slow
+async def test_an_adapter_under_other_names_is_refused_before_it_is_served(
+    tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_module, "read_adapter", lambda folder: _renamed(read_adapter(folder)))
+    async with open_bench(tiny) as bench:
+        with pytest.raises(AdapterMismatchError, match=r"changes 'base\..*', which this model does not have"):
             await bench.learn(bench.learning_rate)
 
 

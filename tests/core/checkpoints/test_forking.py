@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,3 +142,22 @@ def test_only_a_whole_checkpoint_can_be_forked(trained: Trained, step: int, mess
 def test_a_name_that_cannot_name_a_folder_is_refused(trained: Trained, name: str) -> None:
     with pytest.raises(ConfigError, match=r"name .* cannot be used"):
         fork_run(clerk(trained), 2, trained.path, "shop", name)
+
+
+def test_updates_that_are_not_logged_yet_are_counted_in_a_fork(trained: Trained) -> None:
+    """The checkpoint comes first, its line of steps.jsonl behind it."""
+    source = clerk(trained)
+    with RunStore(source.folder) as store:
+        metrics = {"sft/update": 2.0, "train/loss": 1.0}
+        store.write(5, lambda folder: _copy(trained, folder), {"sft": {"update": 2}, "metrics": metrics})
+        assert fork_run(source, 5, trained.path, "shop", "early").supervised_updates == 2
+        for step in (4, 5):
+            store.append("steps", {"step": step, "metrics": {**metrics, "sft/update": step - 3.0}})
+        assert fork_run(source, 5, trained.path, "shop", "late").supervised_updates == 2
+        assert fork_run(source, 3, trained.path, "shop", "before").supervised_updates == 0
+
+
+def _copy(trained: Trained, folder: Path) -> None:
+    for path in checkpoint_of(trained, "clerk", 3).path.iterdir():
+        if path.name != "state.json":
+            shutil.copy(path, folder)

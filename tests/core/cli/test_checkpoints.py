@@ -136,6 +136,8 @@ def test_what_is_read_is_kept(path: Path, art: Art) -> None:
         (("list", "shop/clerk", "--best", "val/typo"), "'val/typo'"),
         (("fork", "shop/clerk@9", "b"), "has no checkpoint of step 9; there are 1, 2, 3, 4, 5, 6"),
         (("fork", "shop/clerk@x", "b"), "'x' is no step; wanted NAME@STEP"),
+        (("fork", f"shop/clerk@{'9' * 5000}", "b"), "'99999999999999999999' is no step; wanted NAME@STEP"),
+        (("list", "shop/clerk", "--best", ""), "no checkpoint has a value of the metric ''"),
         (("fork", "shop/clerk@2", "lab/clerk"), "lab/clerk exists; give the fork another name"),
         (("fork", "shop/clerk@2", "b", "--no-optimizer"), "keeps no optimiser that could be left out"),
         (("fork", "lab/clerk", "b"), "lab/clerk has no checkpoint yet; train it first"),
@@ -171,3 +173,45 @@ def test_a_fork_is_listed_with_where_it_comes_from(path: Path, art: Art) -> None
     _, out, _ = art("checkpoints", "branch")
     assert "from shop/clerk@4" in out
     assert steps(path.parent / "branch") == [4]
+
+
+def test_one_damaged_run_does_not_hide_the_others(path: Path, art: Art) -> None:
+    (path.parents[1] / "lab" / "clerk" / "model.json").write_text("{")
+    code, out, err = art("checkpoints")
+    assert (code, out.count("shop/clerk@")) == (0, 6)
+    assert err.startswith("lab/clerk is damaged: .art/lab/clerk/model.json does not say which model this is")
+    code, out, err = art("checkpoints", "list", "--json")
+    assert (code, len(json.loads(out)), err.count("is damaged")) == (0, 6, 1)
+    code, out, err = art("checkpoints", "lab/clerk")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+
+
+def test_the_best_of_all_runs_needs_the_metric_in_one_of_them(path: Path, art: Art) -> None:
+    with open_run(path.parents[1], "lab", "other") as run:
+        commit(run, 1)
+    code, out, _ = art("checkpoints", "--best", "val/cost")
+    assert (code, out.count("best val/cost"), out.count("lab/other@1")) == (0, 1, 1)
+    code, out, err = art("checkpoints", "--best", "val/typo")
+    assert (code, out) == (1, "")
+    assert "no checkpoint has a value of the metric 'val/typo'" in err
+    assert art("checkpoints", "list", "lab/other", "--best", "val/cost")[0] == 1
+
+
+def test_a_metric_that_only_a_damaged_checkpoint_has_marks_none(path: Path, art: Art) -> None:
+    for step in (2, 4, 6):
+        (path / "checkpoints" / f"step-000{step}" / "adapter.bin").write_text("cut")
+    code, out, _ = art("checkpoints", "shop/clerk")
+    assert (code, out.count("best val/reward"), out.count("not whole")) == (0, 0, 3)
+    assert art("checkpoints", "list", "shop/clerk", "--best", "val/reward")[0] == 1
+
+
+def test_odd_records_are_shown_as_far_as_they_go(path: Path, art: Art) -> None:
+    with open_run(path.parents[1], "shop", "clerk") as run:
+        run.store.commit(FolderTrainer(7), {"metrics": {"train/loss": "x", "reward/mean": 0.25}, "counters": [1]})
+    record = json.loads((path / "model.json").read_text())
+    (path / "model.json").write_text(json.dumps({**record, "forked_from": "x"}))
+    code, out, _ = art("checkpoints", "shop/clerk")
+    (line,) = [line for line in out.splitlines() if "shop/clerk@7" in line]
+    assert code == 0
+    assert "newest" in line
+    assert line.rstrip().endswith("reward/mean 0.25")

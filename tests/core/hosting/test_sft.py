@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,48 @@ async def test_a_client_that_gives_up_ends_it_and_asking_again_goes_on(monkeypat
         assert report.step == 8
         assert report.metrics["sft/resumed_after"] in (4, 6)
         assert report.metrics["sft/updates"] == 8
+
+
+async def test_registering_it_again_does_not_wait_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with InProcessBackend() as backend:
+        await opened(backend)
+        slowly(backend, monkeypatch)
+        training = asyncio.create_task(backend.train_sft("p", "m", request(epochs=1000)))
+        await until(lambda: len(backend.trainer.steps) > 3)
+        async with asyncio.timeout(5):
+            await opened(backend)
+        async with client_of(backend) as client:  # type: ignore[arg-type]
+            assert (await ask(client, "p/m")).choices[0].policy_version == 0
+        assert not training.done()
+        training.cancel()
+        await asyncio.gather(training, return_exceptions=True)
+
+
+async def test_updates_that_a_killed_server_did_not_log_are_logged_in_their_order(tmp_path: Path) -> None:
+    async with InProcessBackend(path=tmp_path) as backend:
+        await opened(backend)
+        await backend.train_sft("p", "m", request(6, save_every=3))
+    log = tmp_path / "p" / "m" / "steps.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    for kept in (0, 1, 3, 4):  # killed behind the checkpoint of step 3, or of 6, before or while it logged
+        log.write_text("".join(lines[:kept]))
+        async with InProcessBackend(path=tmp_path) as backend:
+            await opened(backend)
+            assert (await backend.state("p", "m")).supervised_updates == 6
+        assert log.read_text().splitlines(keepends=True) == lines
+
+
+async def test_what_it_makes_is_not_deleted_by_who_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with InProcessBackend() as backend:
+        await opened(backend)
+        await backend.train_sft("p", "m", request(4))
+        assert (await backend.state("p", "m")).checkpoint_steps == [2, 4]
+        slowly(backend, monkeypatch)
+        training = asyncio.create_task(backend.train_sft("p", "m", request(6)))
+        await until(lambda: len(backend.trainer.steps) > 5)
+        deleted = await backend.delete_checkpoints("p", "m", keep=[4])
+        assert deleted.checkpoint_steps == [4, 6, 8, 10]
+        assert (await training).step == 10
 
 
 async def test_closing_the_server_does_not_wait_for_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

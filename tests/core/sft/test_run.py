@@ -14,7 +14,7 @@ import pytest
 
 from art_core.canary import WeightSyncCanary
 from art_core.control import SftExample
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, DataError
 from art_core.sft.preparing import PreparedSet, prepare
 from art_core.sft.run import SftRun
 from art_core.sft_config import SftConfig
@@ -268,3 +268,61 @@ async def test_held_out_loss_is_that_of_the_trained_tokens(tmp_path: Path) -> No
         assert report.metrics["sft/validation_in_training"] == 0.0
         same = await p.run(data("a"), validation=data("a", "b"))
         assert same.metrics["sft/validation_in_training"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"event": 7},
+        {"event": ["begun"]},
+        {"event": "begun"},
+        {"event": "begun", "run": "r", "start": "a", "updates": 2, "identity": {}},
+        {"event": "finished", "run": "r", "step": 1, "metrics": {}},
+    ],
+)
+async def test_a_log_that_was_damaged_by_hand_is_told_by_its_line(tmp_path: Path, record: dict[str, Any]) -> None:
+    async with process(tmp_path) as p:
+        await p.run()
+        p.store.append("sft", record)
+        with pytest.raises(DataError, match=r"line 3 of sft\.jsonl .* or remove the line to go on"):
+            await p.run(config=replace(CONFIG, epochs=1))
+        assert p.trainer.step_count == 6
+        assert (await p.run(config=replace(CONFIG, epochs=1, restart=True))).step == 9
+
+
+def _lose(folder: Path, *lost: int) -> None:
+    for step in lost:
+        (folder / "checkpoints" / f"step-{step:04d}" / "recording.json").write_text("cut")
+
+
+@pytest.mark.parametrize("lost", [(6,), (4, 6)])
+async def test_a_finished_training_that_lost_its_end_makes_the_end_again_and_no_more(
+    tmp_path: Path, lost: tuple[int, ...]
+) -> None:
+    async with process(tmp_path) as p:
+        whole = await p.run()
+        texts = p.texts
+    _lose(tmp_path, *lost)
+    async with process(tmp_path) as p:
+        again = await p.run()
+        assert p.texts == texts[lost[0] - 2 :]
+        assert (again.step, again.metrics["sft/resumed_after"]) == (6, lost[0] - 2)
+        assert again.metrics["sft/loss_mean"] == whole.metrics["sft/loss_mean"]
+        assert (await p.run()).metrics["sft/already_finished"] == 1
+
+
+async def test_of_two_finished_trainings_the_one_whose_end_is_lost_goes_on(tmp_path: Path) -> None:
+    second = replace(CONFIG, epochs=1)
+    async with process(tmp_path) as p:
+        await p.run()
+        assert (await p.run(config=second)).step == 9
+        texts = p.texts
+    _lose(tmp_path, 6, 8, 9)
+    async with process(tmp_path) as p:
+        with pytest.raises(ConfigError, match="interrupted behind update 4 of 6: epochs was 2, now 1"):
+            await p.run(config=second)
+        assert (await p.run()).step == 6
+        assert (await p.run(config=second)).step == 9
+        assert p.texts == texts[4:]
+        assert (await p.run()).metrics["sft/already_finished"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,7 +11,7 @@ from art_core.advantage import has_signal, step_advantages
 from art_core.config import TrainConfig
 from art_core.errors import DataError
 from art_core.samples import to_samples
-from art_core.trajectories import ScoredGroup, Trajectory
+from art_core.trajectories import ScoredGroup, Trajectory, TrajectoryGroup
 from art_core.types import Exchange, TokenSample
 
 _COUNTERS = (
@@ -46,6 +47,30 @@ class _Member:
     rows: list[TokenSample]
     fate: _Fate
     reason: str
+
+
+def scored_groups(groups: Sequence[TrajectoryGroup]) -> list[ScoredGroup]:
+    """`groups` with the rewards of their trajectories.
+
+    Raises:
+        DataError: a trajectory has a reward and no recorded call, or a call is there more than once.
+    """
+    scored = [group.with_rewards() for group in groups]
+    silent = [t.id for group in scored for t, _ in group.members if not t.exchanges]
+    if silent:
+        shown = ", ".join(silent[:3]) + (", ..." if len(silent) > 3 else "")
+        raise DataError(
+            f"{len(silent)} trajectories have a reward and no recorded call ({shown}); make their calls inside "
+            "capture(model), or append the answers' choices, or set trajectory.error where the rollout failed"
+        )
+    counted = Counter(exchange.id for group in scored for t, _ in group.members for exchange in t.exchanges)
+    twice = [exchange_id for exchange_id, count in counted.items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{len(twice)} recorded calls are there more than once, the first of them {twice[0]!r}; each answer is "
+            "trained once: give every exchange to one trajectory, and no trajectory to two groups"
+        )
+    return scored
 
 
 def training_rows(

@@ -1,6 +1,6 @@
 """A checkpoint on disk: its name, whether it is whole, what it says, and who reads it. Needs no lock of its run.
 
-<folder>/step-0003/    what the trainer saved, plus state.json: step, cursor, size and hash of each file
+<folder>/step-0003/    what the trainer saved, plus state.json: step, cursor, size and hash of each file, its own hash
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from art_core.types import Checkpoint
 STATE_FILE = "state.json"
 REFERENCES = "kl_reference"
 """The field of a cursor that names the steps which a step was kept near."""
-STEP_NAME = re.compile(r"step-(\d{4,})")
+STEP_NAME = re.compile(r"step-([0-9]{4}|[1-9][0-9]{4,})")
+"""Each step has one name: `step-00021` is none."""
 
 
 def step_name(step: int) -> str:
@@ -31,21 +32,60 @@ def step_name(step: int) -> str:
     return f"step-{step:04d}"
 
 
+def state_text(step: int, cursor: dict[str, Any], files: dict[str, dict[str, Any]]) -> str:
+    """What `state.json` says of a checkpoint with `files`, whose sizes and hashes are those of `digest`.
+
+    Raises:
+        ValueError, TypeError: the cursor holds something JSON cannot.
+    """
+    state = json.loads(json.dumps({"step": step, "cursor": cursor, "files": files}, allow_nan=False))
+    return json.dumps({**state, "sha256": _own_hash(state)}, indent=2) + "\n"
+
+
 def checkpoint_fault(checkpoint: Checkpoint) -> str | None:
     """Why the folder of `checkpoint` is not the whole checkpoint of its step; None if it is. Reads all its files."""
     try:
-        state = json.loads((checkpoint.path / STATE_FILE).read_text())
-        files: dict[str, dict[str, Any]] = state["files"]
+        state = _state(checkpoint)
         if state["step"] != checkpoint.step:
             return f"its {STATE_FILE} says step {state['step']}"
-        for name, wanted in files.items():
+        for name, wanted in state["files"].items():
             if digest(checkpoint.path / name) != wanted:
                 return f"{name} is not the file that was saved"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"not whole ({type(error).__name__}: {error})"
+    except OSError as error:
+        return f"{Path(error.filename or checkpoint.path).name} cannot be read ({error.strerror or error})"
+    except ValueError as error:
+        return f"its {STATE_FILE} is not what was saved ({error})"
     return None
+
+
+def _state(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What `state.json` of `checkpoint` says, with a `cursor`, and `files` by their names.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        state = json.loads((checkpoint.path / STATE_FILE).read_bytes())
+        own = state.pop("sha256", None)  # those of earlier versions have none
+        step, cursor, files = (state[name] for name in ("step", "cursor", "files"))
+        kept_near = cursor.get(REFERENCES, [])
+        shapes = [(step, int), (cursor, dict), (files, dict), (kept_near, list), *((one, int) for one in kept_near)]
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError("it lacks the step, the cursor or the files") from None
+    wrong = [value for value, kind in shapes if type(value) is not kind]
+    if wrong or len(state) != 3 or not files or any("\0" in name for name in files):
+        raise ValueError("it holds what no checkpoint says of itself")
+    if own is not None and own != _own_hash(state):
+        raise ValueError("its own hash is another")
+    return dict(state)
+
+
+def _own_hash(state: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
 def read_cursor(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -57,19 +97,18 @@ def read_cursor(checkpoint: Checkpoint) -> dict[str, Any]:
     fault = checkpoint_fault(checkpoint)
     if fault:
         raise StorageError(f"checkpoint {checkpoint.path}: {fault}; use another step or start a new run")
-    cursor: dict[str, Any] = json.loads((checkpoint.path / STATE_FILE).read_text())["cursor"]
+    cursor: dict[str, Any] = _state(checkpoint)["cursor"]
     return cursor
 
 
 def references(checkpoint: Checkpoint) -> set[int]:
     """The steps that the step of `checkpoint`, which is whole, was kept near: training on needs their checkpoints."""
-    cursor: dict[str, Any] = json.loads((checkpoint.path / STATE_FILE).read_text())["cursor"]
-    return set(cursor.get(REFERENCES, ()))
+    return set(_state(checkpoint)["cursor"].get(REFERENCES, ()))
 
 
 def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:
     """What the trainer saved in `checkpoint`, which is whole."""
-    return [checkpoint.path / name for name in json.loads((checkpoint.path / STATE_FILE).read_text())["files"]]
+    return [checkpoint.path / name for name in _state(checkpoint)["files"]]
 
 
 @contextlib.contextmanager
@@ -112,10 +151,10 @@ def delete(path: Path) -> bool:
     away = path.with_name(f".tmp-deleted-{path.name}")
     descriptor = None
     try:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # debris without a state is of use to nobody
+        if (path / STATE_FILE).is_file():  # debris without a state is of use to nobody
             descriptor = os.open(path / STATE_FILE, os.O_RDWR)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if away.exists():
+        if os.path.lexists(away):
             remove(away)
         path.rename(away)
     except BlockingIOError:

@@ -27,6 +27,7 @@ from art_core.saved import (
     explained,
     read_cursor,
     remove,
+    state_text,
     step_name,
     sync,
 )
@@ -119,11 +120,10 @@ class RunStore:
                 staging.mkdir()
                 save(staging)
                 files = {path.name: digest(path) for path in sorted(staging.iterdir())}
-                state = {"step": step, "cursor": cursor, "files": files}
-                (staging / STATE_FILE).write_text(json.dumps(state, indent=2, allow_nan=False) + "\n")
+                (staging / STATE_FILE).write_text(state_text(step, cursor, files))
                 for path in staging.iterdir():
                     sync(path)
-                if target.exists():  # debris of an earlier attempt: a whole checkpoint would have been continued from
+                if os.path.lexists(target):  # debris, or a link to nothing: a whole one would have been continued from
                     remove(target)
                 staging.rename(target)
                 sync(target.parent)

@@ -15,6 +15,7 @@ from art_core.checkpoints.finding import checkpoint_of
 from art_core.errors import ConfigError, MissingExtraError, StorageError
 from art_core.runs import Run
 from art_core.saved import checkpoint_files, explained, held, remove, sync
+from art_core.staging import staged
 from art_core.types import Checkpoint
 
 ExportDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -83,32 +84,25 @@ def _appearing(out: Path, *, force: bool) -> Iterator[Path]:
     _check_free(out, force=force)
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent} is no folder; make it, or give another folder to export to")
-    staging = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        with explained(out, "write"):
-            if staging.exists():  # of an export that was killed, whose process had the same number
-                shutil.rmtree(staging)
-            staging.mkdir()
-            yield staging
-            for file in staging.rglob("*"):
-                sync(file)
-            _check_free(out, force=force)
-            if out.exists():
-                old = out.with_name(f".{out.name}.{os.getpid()}.old")
-                if old.exists():
-                    remove(old)
-                out.rename(old)
-                try:
-                    staging.rename(out)
-                except BaseException:
-                    if not out.exists():
-                        old.rename(out)
-                    raise
+    with explained(out, "write"), staged(out, is_folder=True) as staging:
+        yield staging
+        for file in staging.rglob("*"):
+            sync(file)
+        _check_free(out, force=force)
+        if out.exists():
+            old = out.with_name(f".{out.name}.{os.getpid()}.old")
+            if old.exists():
                 remove(old)
-            else:
+            out.rename(old)
+            try:
                 staging.rename(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+            except BaseException:
+                if not out.exists():
+                    old.rename(out)
+                raise
+            remove(old)
+        else:
+            staging.rename(out)
 
 
 def _check_free(out: Path, *, force: bool) -> None:

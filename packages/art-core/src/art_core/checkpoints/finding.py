@@ -9,6 +9,9 @@ from art_core.runs import Run, run
 from art_core.saved import checkpoint_fault, step_name
 from art_core.types import Checkpoint
 
+_MOST_DIGITS = 12
+"""Of a step; more are none, and Python refuses to read them from some thousands on."""
+
 
 def find_checkpoint(path: Path, name: str) -> tuple[Run, Checkpoint]:
     """The checkpoint that `name` means below `path`: `project/name@step`, or without a step the newest that is whole.
@@ -17,8 +20,10 @@ def find_checkpoint(path: Path, name: str) -> tuple[Run, Checkpoint]:
         DataError: there is no such run, or no such checkpoint; or it is not whole.
     """
     base, at, step = name.partition("@")
-    if at and not step.isdecimal():
-        raise DataError(f"{name!r}: {step!r} is no step; wanted NAME@STEP, such as {base}@7, or NAME for the newest")
+    if at and not (step.isdecimal() and len(step) <= _MOST_DIGITS):
+        raise DataError(
+            f"{name[:200]!r}: {step[:20]!r} is no step; wanted NAME@STEP, such as {base}@7, or NAME for the newest"
+        )
     chosen = run(path, base)
     return chosen, checkpoint_of(chosen, int(step) if at else None)
 

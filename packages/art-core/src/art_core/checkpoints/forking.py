@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from art_core.checkpoints.finding import checkpoint_of
@@ -14,9 +15,10 @@ from art_core.errors import ConfigError, StorageError
 from art_core.outcomes import num_skipped, num_supervised
 from art_core.runs import Run
 from art_core.runs.reader import MODEL_FILE
+from art_core.runs.records import committed_reports
 from art_core.saved import checkpoint_files, explained, held, read_cursor, remove
 from art_core.storage import RunStore
-from art_core.types import Checkpoint
+from art_core.types import Checkpoint, StepReport
 from art_core.values import check_name
 
 
@@ -38,18 +40,20 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
     identity = source.identity
     checkpoint = checkpoint_of(source, step)
     target = path / project / name
+    cursor = read_cursor(checkpoint)
+    unlogged = committed_reports(cursor, checkpoint.step)  # its process may have ended, or is about to log them
     origin = Origin(
         model=f"{identity['project']}/{identity['name']}",
         step=checkpoint.step,
         optimizer=optimizer,
-        supervised_updates=supervised_updates(source, checkpoint.step),
+        supervised_updates=supervised_updates(source, checkpoint.step, unlogged=unlogged),
         skipped_batches=skipped_batches(source, checkpoint.step, behind=False),
     )
     record = {
         **identity,
         **{"project": project, "name": name, "created": int(time.time()), "forked_from": origin.model_dump()},
     }
-    made = _origin_of(target)
+    made = origin_of(target)
     if made is not None and (made.model, made.optimizer) == (origin.model, optimizer) and step in (None, made.step):
         return made
     _refuse_existing(target)
@@ -57,7 +61,7 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
     with explained(target, "make the run"), held(checkpoint), RunStore(staging) as store:
         for left in (staging / "checkpoints").iterdir():  # of an attempt that was killed
             remove(left)
-        store.write(checkpoint.step, _copying(checkpoint, optimizer=optimizer), read_cursor(checkpoint))
+        store.write(checkpoint.step, _copying(checkpoint, optimizer=optimizer), cursor)
         (staging / MODEL_FILE).write_text(json.dumps(record, indent=2) + "\n")
         target.parent.mkdir(parents=True, exist_ok=True)
         _refuse_existing(target)
@@ -65,12 +69,16 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
     return origin
 
 
-def supervised_updates(source: Run, step: int) -> int:
-    """How many of the first `step` steps of `source`, those before it was forked included, `train_sft` made."""
-    origin = _origin_of(source.folder)
+def supervised_updates(source: Run, step: int, *, unlogged: Iterable[StepReport] = ()) -> int:
+    """How many of the first `step` steps of `source`, those before it was forked included, `train_sft` made.
+
+    `unlogged` are reports that may not be logged yet.
+    """
+    origin = origin_of(source.folder)
+    reports = itertools.chain(source.steps(), unlogged)
     if origin is None:
-        return num_supervised(source.steps(), step=step)
-    own = (report for report in source.steps() if report.step > origin.step)
+        return num_supervised(reports, step=step)
+    own = (report for report in reports if report.step > origin.step)
     return origin.supervised_updates + num_supervised(own, step=step)
 
 
@@ -79,13 +87,13 @@ def skipped_batches(source: Run, step: int, *, behind: bool = True) -> int:
 
     Those skipped after that step was made count where `behind` says so: they are no part of a fork of it.
     """
-    origin = _origin_of(source.folder)
+    origin = origin_of(source.folder)
     reports = source.steps()
     own = num_skipped(reports, step=step) if behind else num_skipped(reports, step=step - 1)
     return own + (origin.skipped_batches if origin else 0)
 
 
-def _origin_of(folder: Path) -> Origin | None:
+def origin_of(folder: Path) -> Origin | None:
     """Where the run in `folder` comes from; None for one that is no fork, or is no run."""
     try:
         return Origin.model_validate(Run(folder).identity.get("forked_from"))

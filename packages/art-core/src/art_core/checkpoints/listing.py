@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from art_core.control import MetricRecord
-from art_core.errors import ConfigError
 from art_core.outcomes import best_step
 from art_core.runs import Run
 from art_core.saved import STATE_FILE, checkpoint_fault, is_held, read_cursor, step_name
@@ -37,18 +37,17 @@ class CheckpointInfo:
     use: Literal["", "served", "read"] = ""
 
 
-def list_checkpoints(chosen: Run, *, best: str | None = None, lowest: bool = False) -> list[CheckpointInfo]:
-    """The checkpoints of a run, oldest first. Reads all their files, to see whether they are whole.
+def list_checkpoints(chosen: Run) -> list[CheckpointInfo]:
+    """The checkpoints of a run, oldest first, none marked as the best. Reads all their files, to see which are whole.
 
     Raises:
-        ConfigError: no checkpoint has a value of the metric `best`.
+        DataError, StorageError: what was logged cannot be read.
     """
     found = [Checkpoint(step, chosen.folder / "checkpoints" / step_name(step)) for step in chosen.checkpoint_steps]
     faults = {checkpoint.step: checkpoint_fault(checkpoint) or "" for checkpoint in found}
     whole = [step for step, fault in faults.items() if not fault]
     newest = max(whole, default=0)
     records = logged_metrics(chosen)
-    best_of_whole = best_step(records, best, whole, lowest=lowest) if best is not None and whole else 0
     is_open = run_is_open(chosen.folder)
     infos = []
     for checkpoint in found:
@@ -63,7 +62,6 @@ def list_checkpoints(chosen: Run, *, best: str | None = None, lowest: bool = Fal
                 metrics={} if faults[step] else _metrics(checkpoint, records),
                 fault=faults[step],
                 newest=step == newest,
-                best=step == best_of_whole,
                 use="served" if is_open and step == newest else "read" if held else "",
             )
         )
@@ -75,18 +73,26 @@ def logged_metrics(chosen: Run) -> list[MetricRecord]:
     return [MetricRecord(step=line.step, metrics=line.named_metrics()) for line in chosen.log_lines()]
 
 
-def best_by_default(chosen: Run, metric: str) -> str | None:
-    """`metric`, where some checkpoint has a value of it."""
-    with contextlib.suppress(ConfigError):
-        best_step(logged_metrics(chosen), metric, chosen.checkpoint_steps)
-        return metric
-    return None
+def mark_best(
+    chosen: Run, infos: Sequence[CheckpointInfo], metric: str, *, lowest: bool = False
+) -> list[CheckpointInfo]:
+    """`infos`, which are those of `chosen`, with the best by `metric` among the whole ones marked.
+
+    Raises:
+        ConfigError: there are checkpoints, and no whole one has a value of `metric`.
+    """
+    if not infos:
+        return []
+    whole = [info.step for info in infos if not info.fault]
+    best = best_step(logged_metrics(chosen), metric, whole, lowest=lowest)
+    return [replace(info, best=info.step == best) for info in infos]
 
 
 def _metrics(checkpoint: Checkpoint, records: list[MetricRecord]) -> dict[str, float]:
     cursor = read_cursor(checkpoint)
     reported = [cursor.get(part) for part in ("counters", "metrics")]
-    merged = {name: value for part in reported if isinstance(part, dict) for name, value in part.items()}
+    named = [pair for part in reported if isinstance(part, dict) for pair in part.items()]
+    merged = {name: value for name, value in named if isinstance(value, int | float)}
     for record in records:
         if record.step == checkpoint.step:
             merged.update(record.metrics)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -13,6 +14,10 @@ from art_core.cli.runs import PathOption, print_json, print_table
 from art_core.errors import ConfigError, DataError, RunLockedError, StorageError
 from art_core.runs import DEFAULT_PATH, Run, run
 from art_core.runs.reader import run_folders
+
+if TYPE_CHECKING:
+    from art_core.checkpoints.listing import CheckpointInfo
+    from art_core.control import Origin
 
 _DEFAULT_BEST = "val/reward"
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="project/name, or the name where it is unique.")]
@@ -52,53 +57,86 @@ def list_them(
     as_json: _Json = False,
 ) -> None:
     """List checkpoints: when, how large, whether whole, which is the newest, the best, and in use."""
-    from art_core.checkpoints.listing import best_by_default, list_checkpoints
-
     if lowest and best is None:
         raise ConfigError("--lowest is a direction of --best; name the metric with --best METRIC")
     chosen = [run(path, name)] if name is not None else [run(path, full) for full in _all(path)]
-    data: list[dict[str, Any]] = []
-    rows: list[list[str]] = []
+    listed: list[_Listed] = []
+    lacking: list[ConfigError] = []
     for one in chosen:
-        identity = one.identity
-        full = f"{identity['project']}/{identity['name']}"
-        metric = best or best_by_default(one, _DEFAULT_BEST)
-        infos = list_checkpoints(one, best=metric, lowest=lowest)
-        base_model = str(identity.get("base_model", ""))
-        forked = identity.get("forked_from")
-        data += [
-            {
-                **{"model": full, "base_model": base_model, "forked_from": forked},
-                **{**vars(info), "path": str(info.path), "best": metric if info.best else None},
-            }
-            for info in infos
-        ]
-        for info in infos:
-            marks = [mark for mark, holds in (("newest", info.newest), (f"best {metric}", info.best)) if holds]
-            if forked and forked.get("step") == info.step:
-                marks.append(f"from {forked.get('model')}@{info.step}")
-            marks += [info.use] if info.use else []
-            rows.append(
-                [
-                    f"{full}@{info.step}",
-                    base_model,
-                    time.strftime("%Y-%m-%d %H:%M", time.localtime(info.saved_at)),
-                    f"{info.size_bytes / 1e6:.1f} MB",
-                    f"not whole: {info.fault}" if info.fault else "whole",
-                    ", ".join(marks) or "-",
-                    _shown(info.metrics),
-                ]
-            )
+        try:
+            listed.append(_listed(one, best, lowest, lacking))
+        except (DataError, StorageError) as error:
+            if name is not None:
+                raise
+            typer.echo(f"{one.folder.parent.name}/{one.folder.name} is damaged: {error}", err=True)
+    if lacking and not any(info.best for one in listed for info in one.infos):
+        raise lacking[0]
     if as_json:
-        print_json(data)
+        print_json([data for one in listed for data in one.data()])
         return
-    if rows:
+    if rows := [row for one in listed for row in one.rows()]:
         print_table(["checkpoint", "base model", "saved", "size", "state", "which", "metrics"], rows)
     else:
         typer.echo(f"no checkpoints in {path if name is None else chosen[0].folder}")
-    for one in chosen:
-        for stray in _strays(one):
-            typer.echo(f"not a checkpoint: {stray}", err=True)
+    for stray in (stray for one in listed for stray in one.strays):
+        typer.echo(f"not a checkpoint: {stray}", err=True)
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What is told of the checkpoints of one run; `strays` lie among them and are none."""
+
+    model: str
+    base_model: str
+    forked_from: Origin | None
+    metric: str
+    infos: list[CheckpointInfo]
+    strays: list[str]
+
+    def data(self) -> list[dict[str, Any]]:
+        forked_from = None if self.forked_from is None else self.forked_from.model_dump()
+        of_run = {"model": self.model, "base_model": self.base_model, "forked_from": forked_from}
+        return [
+            {**of_run, **vars(info), "path": str(info.path), "best": self.metric if info.best else None}
+            for info in self.infos
+        ]
+
+    def rows(self) -> list[list[str]]:
+        return [
+            [
+                f"{self.model}@{info.step}",
+                self.base_model,
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(info.saved_at)),
+                f"{info.size_bytes / 1e6:.1f} MB",
+                f"not whole: {info.fault}" if info.fault else "whole",
+                ", ".join(self._marks(info)) or "-",
+                _shown(info.metrics),
+            ]
+            for info in self.infos
+        ]
+
+    def _marks(self, info: CheckpointInfo) -> list[str]:
+        marks = [mark for mark, holds in (("newest", info.newest), (f"best {self.metric}", info.best)) if holds]
+        if self.forked_from is not None and self.forked_from.step == info.step:
+            marks.append(f"from {self.forked_from.model}@{info.step}")
+        return [*marks, info.use] if info.use else marks
+
+
+def _listed(one: Run, best: str | None, lowest: bool, lacking: list[ConfigError]) -> _Listed:
+    """What is told of `one`. That none of its checkpoints has a value of `best` goes to `lacking`."""
+    from art_core.checkpoints.forking import origin_of
+    from art_core.checkpoints.listing import list_checkpoints, mark_best
+
+    identity = one.identity
+    metric = _DEFAULT_BEST if best is None else best
+    infos = list_checkpoints(one)
+    try:
+        infos = mark_best(one, infos, metric, lowest=lowest)
+    except ConfigError as error:
+        if best is not None:
+            lacking.append(error)
+    name, base_model = f"{identity['project']}/{identity['name']}", str(identity.get("base_model", ""))
+    return _Listed(name, base_model, origin_of(one.folder), metric, infos, _strays(one))
 
 
 @app.command(epilog="Example: art checkpoints delete shop/clerk --keep-best val/reward --keep-last 3")

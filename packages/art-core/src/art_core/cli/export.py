@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ import typer
 from art_core.cli.runs import PathOption
 from art_core.errors import ConfigError
 from art_core.runs import DEFAULT_PATH, Run, run
+from art_core.saved import explained
+from art_core.staging import staged
 
 EPILOG = "Example: art export shop/clerk --format parquet --out clerk.parquet"
 
@@ -42,12 +43,9 @@ def export(
         raise ConfigError(f"{file} exists; give --out another file" + ("" if file.is_dir() else ", or --force"))
     if not file.parent.is_dir():
         raise ConfigError(f"{file.parent} is no folder; make it, or give --out another file")
-    staging = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
+    with explained(file, "write"), staged(file) as staging:
         number = _write(chosen, split, format, staging)
         staging.replace(file)
-    finally:
-        staging.unlink(missing_ok=True)
     typer.echo(f"{number} trajectories written to {file}", err=True)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any
 
@@ -28,8 +27,9 @@ from art_core.objective import Objective
 from art_core.outcomes import rollout_metrics
 from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
-from art_core.rows import training_rows
+from art_core.rows import scored_groups, training_rows
 from art_core.runs import ModelRun
+from art_core.runs.records import committed_reports
 from art_core.saved import REFERENCES, held, references
 from art_core.serve.served import Served
 from art_core.serve.wire import ApiError
@@ -37,7 +37,7 @@ from art_core.sft.preparing import prepared
 from art_core.sft.run import SftRun
 from art_core.sft_config import SftConfig
 from art_core.storage import RunStore
-from art_core.trajectories import ScoredGroup, TrajectoryGroup
+from art_core.trajectories import TrajectoryGroup
 from art_core.types import Checkpoint, StepReport, TokenSample
 
 _logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class HostedModel:
         on_turn: Callable[[float], None],
     ) -> StepReport:
         """One step on `groups`, see `Backend.train`. `on_turn` is told how long it waited for steps before it."""
-        scored = _scored(groups)
+        scored = scored_groups(groups)
         async with self._next_turn(on_progress, on_turn) as trainer:
             objective = self._objective(config)
             rows, counters = await asyncio.to_thread(training_rows, scored, policy_version=self.step, config=config)
@@ -214,10 +214,19 @@ class HostedModel:
             self.fault = f"its last step could not be checked ({type(error).__name__}: {error})"
 
     async def realign(self) -> None:
-        """Put trainer and engine at the newest checkpoint, with a new engine where the old one ended."""
+        """Put trainer and engine at the newest checkpoint, with a new engine where the old one ended.
+
+        A step that is being made is waited for, so that who counts steps then counts it. Supervised training, which may
+        take hours, is not: meanwhile the weights it began with are served.
+        """
+        if self._trains_supervised() and self.fault is None and not self.engine.ended:
+            return
         async with self._turn:
             if not self._aligned():
                 await self._align()
+
+    def _trains_supervised(self) -> bool:
+        return self._running is not None and not self._running.done() and self._running.get_name() == _SFT
 
     async def _realign_quietly(self) -> None:
         try:
@@ -226,7 +235,8 @@ class HostedModel:
             _logger.exception("%s: the newest checkpoint could not be loaded", self.name)
 
     async def delete_checkpoints(self, keep: Sequence[int]) -> None:
-        """See `Backend.delete_checkpoints`."""
+        """See `Backend.delete_checkpoints`. Those of steps that are made while this waits stay."""
+        asked_of = set(self._checkpoints)
         async with self._turn:
             unknown = sorted(set(keep) - set(self._checkpoints) - {0})
             if unknown:
@@ -235,7 +245,8 @@ class HostedModel:
                     f"there are {sorted(self._checkpoints)}"
                 )
             try:
-                await asyncio.to_thread(self.store.prune, {*keep, *self._references})
+                made_since = set(self._checkpoints) - asked_of
+                await asyncio.to_thread(self.store.prune, {*keep, *made_since, *self._references})
             finally:
                 self._forget_deleted()
 
@@ -286,7 +297,7 @@ class HostedModel:
             if self._realigning is not None:
                 await asyncio.wait({self._realigning})
             if self._running is not None:
-                if self._running.get_name() == _SFT:
+                if self._trains_supervised():
                     self._running.cancel()  # it may take hours, and goes on from its newest checkpoint
                 await asyncio.wait({self._running})
             if self._engine is not None:
@@ -424,9 +435,9 @@ class HostedModel:
             return
         for checkpoint in checkpoints:
             if checkpoint.step not in logged:
-                cursor = self.store.load(checkpoint)
-                metrics = {**cursor.get("counters", {}), **cursor.get("metrics", {})}
-                self.run.log_step(StepReport(checkpoint.step, metrics))
+                for report in committed_reports(self.store.load(checkpoint), checkpoint.step):
+                    if report.step not in logged:
+                        self.run.log_step(report)
         self._count_batches()
 
     def _count_batches(self) -> None:
@@ -435,22 +446,3 @@ class HostedModel:
 
     def _remedy(self) -> str:
         return f"register {self.name!r} again to go on from step {self.step}"
-
-
-def _scored(groups: Sequence[TrajectoryGroup]) -> list[ScoredGroup]:
-    scored = [group.with_rewards() for group in groups]
-    silent = [t.id for group in scored for t, _ in group.members if not t.exchanges]
-    if silent:
-        shown = ", ".join(silent[:3]) + (", ..." if len(silent) > 3 else "")
-        raise DataError(
-            f"{len(silent)} trajectories have a reward and no recorded call ({shown}); make their calls inside "
-            "capture(model), or append the answers' choices, or set trajectory.error where the rollout failed"
-        )
-    counted = Counter(exchange.id for group in scored for t, _ in group.members for exchange in t.exchanges)
-    twice = [exchange_id for exchange_id, count in counted.items() if count > 1]
-    if twice:
-        raise DataError(
-            f"{len(twice)} recorded calls are there more than once, the first of them {twice[0]!r}; each answer is "
-            "trained once: give every exchange to one trajectory, and no trajectory to two groups"
-        )
-    return scored

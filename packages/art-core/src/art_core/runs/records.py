@@ -223,6 +223,16 @@ def step_report(record: dict[str, Any]) -> StepReport:
     return StepReport(line.step, line.metrics)
 
 
+def committed_reports(cursor: dict[str, Any], step: int) -> list[StepReport]:
+    """What `cursor`, that of the checkpoint of `step`, keeps of the reports of the steps it commits, in their order.
+
+    These are the updates of a supervised training since the checkpoint before, or the one step of any other.
+    """
+    if updates := cursor.get("sft", {}).get("reports"):
+        return [step_report(update) for update in updates]
+    return [StepReport(step, {**cursor.get("counters", {}), **cursor.get("metrics", {})})]
+
+
 @dataclass(frozen=True)
 class StepSummary:
     """What was logged for one split at one step.

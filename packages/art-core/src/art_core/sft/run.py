@@ -16,7 +16,7 @@ from typing import Any
 
 from art_core.canary import WeightSyncCanary
 from art_core.dataset import iterate_dataset
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, DataError
 from art_core.lines import progress_line
 from art_core.loop import committed
 from art_core.memory import return_free_memory
@@ -31,6 +31,11 @@ from art_core.types import Checkpoint, StepReport, TokenSample
 
 LOG = "sft"
 """The store's log of supervised trainings: what was begun, with its options, and what was finished, with its result."""
+_SHAPES: dict[str, dict[str, type]] = {
+    "begun": {"run": str, "start": int, "updates": int, "identity": dict},
+    "finished": {"run": str, "identity": dict, "step": int, "metrics": dict},
+}
+"""What the records of each event hold."""
 _MOST_UPDATES = 1_000_000
 """Each has its learning rate in memory; a run of more was not meant."""
 _OF_VALIDATION = {
@@ -74,6 +79,7 @@ class SftRun:
 
         Raises:
             ConfigError: another training was interrupted and not finished, and `restart` was not asked for.
+            DataError: the log was damaged by hand.
             NonFiniteLossError: see `Trainer.step`; the checkpoints made before it stay.
         """
         self._total = num_updates(len(self.training.examples), self.config)
@@ -107,14 +113,16 @@ class SftRun:
         """The result of the same training, if it was finished; what was begun, and how far it is; None to begin."""
         if self.config.restart:
             return None
-        records = self.store.records(LOG)
-        finished = [record for record in records if record["event"] == "finished"]
-        since = max((place for place, record in enumerate(records) if record["event"] == "begun"), default=0)
+        records = [_checked(record, number) for number, record in enumerate(self.store.records(LOG), start=1)]
+        current = self.trainer.step_count
+        # what was finished behind the newest checkpoint, or begun there, was lost with its checkpoints
+        finished = [record for record in records if record["event"] == "finished" and record["step"] <= current]
         same = [record for record in finished if record["identity"] == self._identity]
-        if same and same[-1]["step"] <= self.trainer.step_count:  # else its checkpoints were lost
+        if same:
             return self._finished_before(same[-1]["metrics"])
-        begun = records[since] if records else None
-        if begun is None or any(record["event"] == "finished" for record in records[since:]):
+        all_begun = [record for record in records if record["event"] == "begun" and record["start"] <= current]
+        begun = all_begun[-1] if all_begun else None
+        if begun is None or any(record["run"] == begun["run"] for record in finished):
             return None
         cursor, newest = self._newest_cursor(begun)
         if cursor is None:
@@ -270,6 +278,21 @@ class SftRun:
             num_tokens += len(logprobs)
         self.on_progress(f"held-out loss {when} training: {total / num_tokens:.4f}")
         return total / num_tokens
+
+
+def _checked(record: dict[str, Any], number: int) -> dict[str, Any]:
+    """`record`, which is line `number` of the log.
+
+    Raises:
+        DataError: it is none that was written here.
+    """
+    shape = next((shape for event, shape in _SHAPES.items() if record.get("event") == event), None)
+    if shape is None or any(type(record.get(name)) is not kind for name, kind in shape.items()):
+        raise DataError(
+            f"line {number} of {LOG}.jsonl in the run folder tells of no supervised training: {str(record)[:100]}; "
+            "restore it, or remove the line to go on"
+        )
+    return record
 
 
 async def _trained_logprobs(row: TokenSample, trainer: Trainer) -> list[float]:
