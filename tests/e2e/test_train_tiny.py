@@ -214,6 +214,14 @@ MOMENTS = [
 ]
 
 
+def of_the_policy(out: Path) -> dict[str, Any]:
+    """The report, but for times, and for tool servers that had to be started again, as a busy machine may need."""
+    report = json.loads((out / "report.json").read_text())
+    of_servers = ("servers_replaced", "server_start_failures", "noise_lines")
+    counters = {name: count for name, count in report["counters"].items() if name not in of_servers}
+    return {**report, "counters": counters, "wall_s": 0}
+
+
 @pytest.mark.parametrize(("log", "count"), MOMENTS)
 def test_killed_and_started_again_a_run_ends_with_the_same_adapter(
     tiny_clerk: Path, unbroken: Path, tmp_path: Path, art_mcp: ArtMcp, log: str, count: int
@@ -237,8 +245,7 @@ def test_killed_and_started_again_a_run_ends_with_the_same_adapter(
     assert resumed.returncode == 0, resumed.stderr
     assert "resuming" in resumed.stderr
     assert adapter_digest(out) == adapter_digest(unbroken)
-    ours, theirs = (json.loads((folder / "report.json").read_text()) for folder in (out, unbroken))
-    assert {**ours, "wall_s": 0} == {**theirs, "wall_s": 0}
+    assert of_the_policy(out) == of_the_policy(unbroken)
     ids = [trajectory["id"] for trajectory in lines(out / "trajectories.jsonl")]
     assert len(ids) == len(set(ids)), "a finished rollout was made twice"
 
