@@ -99,21 +99,22 @@ async def test_an_engine_that_goes_on_with_the_old_weights_is_found_even_within_
 
 
 async def test_an_engine_of_an_older_step_is_compared_with_what_the_step_answered(tmp_path: Path) -> None:
-    canary = WeightSyncCanary([1, 2], tolerance=0.01)
     kept: dict[int, ProbeAnswer] = {}
-    canary.on_answer = kept.__setitem__
+    canary = WeightSyncCanary([1, 2], tolerance=0.01, on_answer=kept.__setitem__)
     await canary.check(engine(-0.5), FixedTrainer(-0.5))
     # The scripted engine shares out what is left among other tokens, whose logprobs move more than that of the first.
     moved = math.log1p(-math.exp(-0.5)) - math.log1p(-math.exp(-0.495))
-    assert await canary.check_again(engine(-0.495)) == pytest.approx(moved)
+    assert await canary.check_again(engine(-0.495), kept[0]) == pytest.approx(moved)
     with pytest.raises(WeightSyncError, match=r"serves step 0, but its answer to the probe is 0\.25000 nats from"):
-        await canary.check_again(engine(-0.75))
-    of_another_step = engine(-0.75)
-    await of_another_step.load(Checkpoint(1, tmp_path))
-    assert await canary.check_again(of_another_step) is None  # nothing is known of step 1
-    later = WeightSyncCanary([1, 2], tolerance=0.01, answers=kept)
-    with pytest.raises(WeightSyncError):
-        await later.check_again(engine(-0.75))
+        await canary.check_again(engine(-0.75), kept[0])
+    assert await canary.check_again(engine(-0.75), kept[0], tolerance=0.5) > 0.2
+    of_another_step = dict(kept)
+    await WeightSyncCanary([1, 2], 0.01, on_answer=of_another_step.__setitem__).check(
+        engine(-0.75), FixedTrainer(-0.75)
+    )
+    with pytest.raises(WeightSyncError, match="that of another step to the bit"):
+        await canary.check_again(engine(-0.75), kept[0], tolerance=0.5, others=of_another_step.values())
+    assert await canary.check_again(engine(-0.5), kept[0], others=kept.values()) == 0.0
 
 
 def test_answers_are_compared_as_far_as_they_say_the_same() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -12,8 +12,17 @@ from art_core.errors import WeightSyncError
 from art_core.protocols import Engine, Trainer
 from art_core.types import Sampling
 
+_TOLERANCES = {"float32": 2e-3, "bfloat16": 0.25}
 _TOP = 5
 """Tokens of each position by which an answer is known again."""
+
+
+def tolerance_of(*dtypes: str) -> float:
+    """Largest logprob difference (nats) that number formats explain: they add up the same products in another order.
+
+    Of several, as where the two sides compute in different ones, the widest.
+    """
+    return max(_TOLERANCES.get(dtype, 0.25) for dtype in dtypes)
 
 
 @dataclass(frozen=True)
@@ -50,15 +59,14 @@ class WeightSyncCanary:
     under its weights. The two must agree within `tolerance` (nats, worst token). When the last step moved the probe's
     log-probabilities by more than the tolerance, agreement with the *new* weights is thereby shown as well.
 
-    What each step answered is kept in `answers` and, where that is new, told to `on_answer`: an engine that serves an
-    older step, whose weights the trainer has no longer, is compared with that.
+    What each step answered is told to `on_answer`: an engine that serves an older step, whose weights the trainer has
+    no longer, can be compared with that.
     """
 
     prompt_ids: Sequence[int]
     tolerance: float
     num_tokens: int = 4
-    answers: dict[int, ProbeAnswer] = field(default_factory=dict)
-    on_answer: Callable[[int, ProbeAnswer], None] = lambda _step, _answer: None
+    on_answer: Callable[[int, ProbeAnswer], None] | None = None
     _previous: list[float] = field(default_factory=list)
     _previous_ids: tuple[int, ...] = ()
     _previous_served: list[float] = field(default_factory=list)
@@ -94,29 +102,36 @@ class WeightSyncCanary:
                     f"step's to the bit, while the trainer's moved by {movement:.2g}; it still serves the old weights"
                 )
         self._previous_ids, self._previous, self._previous_served = ids, wanted, served
-        if self.answers.get(engine.policy_version) != answer:
-            self.answers[engine.policy_version] = answer
+        if self.on_answer is not None:
             self.on_answer(engine.policy_version, answer)
         return {"canary/error": errors[worst], "canary/movement": movement}
 
-    async def check_again(self, engine: Engine) -> float | None:
-        """How far `engine` is from what its step answered when it was made, in nats; None where that is not known.
+    async def check_again(
+        self, engine: Engine, made: ProbeAnswer, *, others: Collection[ProbeAnswer] = (), tolerance: float | None = None
+    ) -> float:
+        """How far `engine` is from what its step answered when it was `made`, in nats.
+
+        `others` are what other steps answered, computed as `engine` does: who says their words to the bit serves them,
+        also within the `tolerance`, which is the canary's where none is given.
 
         Raises:
-            WeightSyncError: by more than `tolerance`.
+            WeightSyncError: it serves other weights.
         """
-        made = self.answers.get(engine.policy_version)
-        if made is None:
-            return None
+        tolerance = self.tolerance if tolerance is None else tolerance
         answer, _ = await self._ask(engine)
         difference = answer.difference(made)
-        if not difference <= self.tolerance:
-            raise WeightSyncError(
-                f"the engine says it serves step {engine.policy_version}, but its answer to the probe is "
-                f"{difference:.5f} nats from what that step answered when it was made; wanted a difference of at most "
-                f"{self.tolerance}: it serves other weights, so it is not used"
-            )
-        return difference
+        if difference <= tolerance and (answer == made or answer not in others):
+            return difference
+        why = (
+            f"{difference:.5f} nats from what that step answered when it was made; wanted a difference of at most "
+            f"{tolerance}"
+            if not difference <= tolerance
+            else "that of another step to the bit"
+        )
+        raise WeightSyncError(
+            f"the engine says it serves step {engine.policy_version}, but its answer to the probe is {why}: it serves "
+            "other weights, so it is not used; call again, which opens another engine"
+        )
 
     async def _ask(self, engine: Engine) -> tuple[ProbeAnswer, list[float]]:
         """What `engine` answers, and the logprob of each token that it sampled."""

@@ -21,6 +21,8 @@ from art_core.errors import ArtError, StorageError
 from art_core.types import Checkpoint
 
 STATE_FILE = "state.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+"""In the folder of a checkpoint: what PEFT calls it, whichever trainer wrote it."""
 REFERENCES = "kl_reference"
 """The field of a cursor that names the steps which a step was kept near."""
 STEP_NAME = re.compile(r"step-([0-9]{4}|[1-9][0-9]{4,})")
@@ -104,6 +106,19 @@ def read_cursor(checkpoint: Checkpoint) -> dict[str, Any]:
 def references(checkpoint: Checkpoint) -> set[int]:
     """The steps that the step of `checkpoint`, which is whole, was kept near: training on needs their checkpoints."""
     return set(_state(checkpoint)["cursor"].get(REFERENCES, ()))
+
+
+def adapter_digest(checkpoint: Checkpoint) -> str:
+    """The hash of the adapter in `checkpoint`, as it was when it was saved.
+
+    Raises:
+        StorageError: `state.json` cannot be read.
+    """
+    try:
+        with explained(checkpoint.path, "read the checkpoint"):
+            return str(_state(checkpoint)["files"].get(ADAPTER_FILE, ""))
+    except ValueError as error:
+        raise StorageError(f"checkpoint {checkpoint.path}: its {STATE_FILE} is not what was saved ({error})") from error
 
 
 def checkpoint_files(checkpoint: Checkpoint) -> list[Path]:

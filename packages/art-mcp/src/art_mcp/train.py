@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from art_core.canary import WeightSyncCanary
+from art_core.canary import WeightSyncCanary, tolerance_of
 from art_core.config import TrainConfig
 from art_core.doctor import Watch, rollout_counts
 from art_core.errors import DataError, StorageError
@@ -44,10 +44,6 @@ from art_mcp.shown import log_evaluation, loss_figures, open_feed, split_metrics
 from art_mcp.stack import ServedModel, Toolbox, open_model, open_toolbox
 from art_mcp.stats import success_rate
 from art_mcp.warmup import agent_limits, demonstrated, demonstrations, supervision
-
-_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}
-"""Largest logprob difference (nats) between engine and trainer that number formats explain: they add up the same
-products in another order."""
 
 
 class RewardAsVerified:
@@ -394,7 +390,7 @@ async def _open_run(
             earned={trajectory.id: trajectory for trajectory in earned if trajectory.error is None},
         )
         probe = model.renderer.render_ids([{"role": "user", "content": train_set[0].task}], add_generation_prompt=True)
-        canary = WeightSyncCanary(probe, _TOLERANCE[_dtype_name(settings)])
+        canary = WeightSyncCanary(probe, tolerance_of(_dtype_name(settings)))
         await canary.check(model.engine, trainer)
         made = [record for record in store.records("metrics") if record["phase"] == "train"]
         yield _Run(

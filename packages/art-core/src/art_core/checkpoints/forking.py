@@ -11,15 +11,18 @@ from pathlib import Path
 
 from art_core.checkpoints.finding import checkpoint_of
 from art_core.control import Origin
-from art_core.errors import ConfigError, StorageError
+from art_core.errors import ConfigError, DataError, StorageError
 from art_core.outcomes import num_skipped, num_supervised
 from art_core.runs import Run
 from art_core.runs.reader import MODEL_FILE
 from art_core.runs.records import committed_reports
 from art_core.saved import checkpoint_files, explained, held, read_cursor, remove
-from art_core.storage import RunStore
+from art_core.storage import RunStore, read_records
 from art_core.types import Checkpoint, StepReport
 from art_core.values import check_name
+
+ANSWERS = "canary"
+"""The log of what each step answered the weight-sync canary."""
 
 
 def fork_run(source: Run, step: int | None, path: Path, project: str, name: str, *, optimizer: bool = True) -> Origin:
@@ -62,6 +65,7 @@ def fork_run(source: Run, step: int | None, path: Path, project: str, name: str,
         for left in (staging / "checkpoints").iterdir():  # of an attempt that was killed
             remove(left)
         store.write(checkpoint.step, _copying(checkpoint, optimizer=optimizer), cursor)
+        _copy_answers(source.folder, store, checkpoint.step)
         (staging / MODEL_FILE).write_text(json.dumps(record, indent=2) + "\n")
         target.parent.mkdir(parents=True, exist_ok=True)
         _refuse_existing(target)
@@ -104,6 +108,18 @@ def origin_of(folder: Path) -> Origin | None:
 def _refuse_existing(target: Path) -> None:
     if target.exists():
         raise ConfigError(f"{target} exists; give the fork another name")
+
+
+def _copy_answers(source: Path, store: RunStore, step: int) -> None:
+    """What the untrained model and `step` answered the canary, so that engines of the fork are checked as well."""
+    log = source / f"{ANSWERS}.jsonl"
+    try:
+        records = list(read_records(log, lambda record: record)) if log.exists() else []
+    except (DataError, StorageError):  # what is not known is not checked, and that is said when it is served
+        return
+    for record in records:
+        if record.get("step") in (0, step):
+            store.append(ANSWERS, record)
 
 
 def _copying(checkpoint: Checkpoint, *, optimizer: bool) -> Callable[[Path], None]:

@@ -18,7 +18,7 @@ from art_core.doctor import Watch, rollout_counts
 from art_core.errors import ConfigError, DataError, WeightSyncError
 from art_core.hosting.exchanges import ExchangeLog
 from art_core.hosting.opening import Parts
-from art_core.hosting.probed import remember_answers
+from art_core.hosting.probed import KeptAnswers
 from art_core.hosting.record import ModelRecord
 from art_core.hosting.shown import open_feed
 from art_core.hosting.watch import WatchedEngine
@@ -68,6 +68,7 @@ class HostedModel:
         self._num_supervised = self._num_skipped = 0
         self._references: set[int] = set()  # steps that the newest step was kept near: the next will be as well
         self._renderer: ChatRenderer
+        self._answers: KeptAnswers
         self._canary: WeightSyncCanary
         self._watch: Watch
         self._trainer: Trainer | None = None
@@ -263,10 +264,8 @@ class HostedModel:
                 await asyncio.to_thread(stack.enter_context, held(checkpoint))
             engine = await self._parts.open_engine(checkpoint)
             try:
-                if await self._canary.check_again(engine) is None:
-                    _logger.warning(
-                        "%s@%d: what it answered when it was made is not kept; not checked", self.name, step
-                    )
+                if not await self._answers.check(self._canary, engine, step):
+                    _logger.warning("%s@%d is not checked: what it once answered is not kept", self.name, step)
             except BaseException as error:
                 await engine.aclose()
                 if isinstance(error, WeightSyncError):
@@ -314,8 +313,8 @@ class HostedModel:
     async def start(self) -> None:
         """Open everything, at the newest checkpoint. `close` is the caller's, also when this fails."""
         self._renderer = await self._parts.open_renderer()
-        self._canary = await asyncio.to_thread(self._parts.canary, self._renderer)
-        await asyncio.to_thread(remember_answers, self._canary, self.store)
+        self._answers = KeptAnswers(self.store, await asyncio.to_thread(self._parts.dtype))
+        self._canary = await asyncio.to_thread(self._parts.canary, self._renderer, self._answers.keep)
         await self._align()
         self._watch = await asyncio.to_thread(lambda: Watch(self.store, self.run.steps()))
 

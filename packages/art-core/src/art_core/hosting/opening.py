@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from art_core.canary import WeightSyncCanary
-from art_core.errors import ArtError, ConfigError, unknown_option
+from art_core.canary import ProbeAnswer, WeightSyncCanary, tolerance_of
+from art_core.errors import ArtError, ConfigError
 from art_core.hosting.options import ModelOptions
 from art_core.moving import hint
+from art_core.options import made_from
 from art_core.protocols import Engine, Trainer
 from art_core.registry import open_engine, open_trainer
 from art_core.render import ChatRenderer, load_renderer
 from art_core.types import Checkpoint
+from art_core.values import is_number
 from art_core.weights.source import ModelSource, resolve_model
 
-_TOLERANCE = {"float32": 2e-3, "bfloat16": 0.25}
-"""Largest logprob difference (nats) between engine and trainer that number formats explain: they add up the same
-products in another order."""
 _PROBE = [{"role": "user", "content": "The canary sings when the weights are those that were trained."}]
 
 
@@ -57,11 +57,17 @@ class Parts:
         trainer: Trainer = await self._opened("trainer", open_trainer, self.trainer, self.options.trainer_args, own)
         return trainer
 
-    def canary(self, renderer: ChatRenderer) -> WeightSyncCanary:
+    def dtype(self) -> str:
+        """The number format that engine and trainer compute in."""
         from art_core.weights.loading import best_device, compute_dtype
 
-        dtype = str(compute_dtype(self.options.dtype, best_device())).removeprefix("torch.")
-        return WeightSyncCanary(renderer.render_ids(_PROBE, add_generation_prompt=True), _TOLERANCE.get(dtype, 0.25))
+        return str(compute_dtype(self.options.dtype, best_device())).removeprefix("torch.")
+
+    def canary(
+        self, renderer: ChatRenderer, on_answer: Callable[[int, ProbeAnswer], None] | None = None
+    ) -> WeightSyncCanary:
+        probe = renderer.render_ids(_PROBE, add_generation_prompt=True)
+        return WeightSyncCanary(probe, tolerance_of(self.dtype()), on_answer=on_answer)
 
     async def _opened(
         self, seam: str, opener: Callable[..., Any], adapter: str, given: Mapping[str, Any], own: Mapping[str, Any]
@@ -86,14 +92,11 @@ class Parts:
         from art_core.weights.lora import LoraConfig
 
         given = dict(self.options.lora)
-        unknown = sorted(set(given) - set(LoraConfig.__dataclass_fields__))
-        if unknown:
-            instead = hint("lora", unknown[0])
-            raise unknown_option("lora", unknown[0], LoraConfig.__dataclass_fields__, instead=instead)
-        given.setdefault("alpha", 2.0 * given.get("rank", LoraConfig.rank))
-        if "target_modules" in given:
+        if is_number(given.get("rank")):
+            given.setdefault("alpha", 2.0 * given["rank"])
+        if isinstance(given.get("target_modules"), list):
             given["target_modules"] = tuple(given["target_modules"])
         try:
-            return LoraConfig(**given)
-        except TypeError as error:
-            raise ConfigError(f"lora is {self.options.lora!r}: {error}; wanted numbers and a list of names") from error
+            return made_from(LoraConfig, None, given, of="lora", instead=partial(hint, "lora"))
+        except ConfigError as error:
+            raise ConfigError(str(error) if str(error).startswith("lora ") else f"lora: {error}") from error

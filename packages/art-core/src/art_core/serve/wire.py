@@ -22,7 +22,7 @@ MIN_LOGPROB = -9999.0
 """What stands for minus infinity in an answer, as at OpenAI: JSON has no infinity."""
 
 ERROR_CODES = {
-    "WeightSyncError": "503: an engine was found to serve other weights than were trained; register the model again",
+    "WeightSyncError": "503: an engine serves other weights than were trained; register again, or call name@step again",
     "context_length_exceeded": "400: the prompt, or the prompt with the tokens asked for, does not fit",
     "engine_closed": "503: the engine was closed, or died, before the answer was finished",
     "foreign_request": "403: it names another host or comes from a web page, and the server has no key",

@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from art_core.backends.http import HttpBackend
-from art_core.canary import WeightSyncCanary
+from art_core.canary import ProbeAnswer, WeightSyncCanary
 from art_core.control import RegisterRequest
 from art_core.errors import BackendError, ConfigError
 from art_core.hosting.exchanges import ExchangeLog
@@ -182,8 +182,8 @@ class _Parts(Parts):
     async def open_trainer(self) -> Trainer:
         return self.trainers.pop() if self.trainers else RecordingTrainer(vocabulary_size=_VOCABULARY_SIZE)
 
-    def canary(self, _: ChatRenderer) -> WeightSyncCanary:
-        return WeightSyncCanary(_PROBE, tolerance=1e-6)
+    def canary(self, _: ChatRenderer, on_answer: Callable[[int, ProbeAnswer], None] | None = None) -> WeightSyncCanary:
+        return WeightSyncCanary(_PROBE, tolerance=1e-6, on_answer=on_answer)
 
 
 class _Host(ModelHost):
