@@ -10,7 +10,6 @@ from art_core.types import Finding
 
 SYMPTOMS: tuple[Symptom, ...] = (
     rows.empty_masks,
-    optimiser.learning_rate_zero,
     optimiser.learning_rate_too_small,
     optimiser.steps_change_nothing,
     optimiser.canary_proves_nothing,
@@ -30,14 +29,12 @@ SYMPTOMS: tuple[Symptom, ...] = (
     sampling.sampler_mismatch,
     sampling.entropy_collapse,
     sampling.entropy_explosion,
-    sampling.policy_lag,
     text.repeated_text,
     text.same_answers,
     text.tool_use_dies_out,
     text.malformed_calls,
     rows.truncation,
     rows.rows_dropped,
-    rows.rows_untrained,
     rows.forks,
     infrastructure.checkpoint_damaged,
     infrastructure.steps_missing,
@@ -49,9 +46,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
 """In the order in which those of equal severity are told: what causes others comes before them."""
 
 _EXPLAINED = {
-    "learning-rate-zero": {"steps-change-nothing"},
     "learning-rate-too-small": {"steps-change-nothing"},
     "reward-constant": {"no-signal"},
+    "gradient-zero": {"steps-change-nothing"},
     "advantages-zero": {"gradient-zero", "steps-change-nothing"},
     "failed-rollouts": {"groups-too-small"},
     "judge-failures": {"groups-too-small"},
