@@ -18,6 +18,7 @@ HEALTHY: Mapping[str, float] = {
     "groups/all_tied": 0.0,
     "groups/identical": 0.0,
     "groups/identical_not_best": 0.0,
+    "groups/mixed": 0.0,
     "trajectories/total": 64.0,
     "trajectories/failed": 1.0,
     "trajectories/unscored": 0.0,

@@ -68,9 +68,15 @@ def constant(name: str, severity: str, evidence: str, count: int = 3, /, **chang
                  trajectories__failed=12.0, errors__TimeoutError=12.0),
         constant("failed-rollouts", "problem", "150 of 192", trajectories__failed=50.0),
         constant("groups-too-small", "warning", "15 of 24", groups__too_small=5.0, groups__without_signal=0.0),
+        constant("groups-mixed", "note", "15 of 24 groups", groups__mixed=5.0),
         constant("reward-constant", "problem", "every reward of 3 steps is 0.5",
                  reward__min=0.5, reward__max=0.5, groups__without_signal=8.0, groups__all_tied=8.0),
         constant("reward-out-of-range", "warning", "from 0 to 5000", reward__max=5000.0),
+        constant("rows-dropped", "warning", "trajectories/dropped_truncated 32 of 64",
+                 trajectories__dropped_truncated=32.0, groups__too_small=5.0, groups__without_signal=0.0),
+        constant("malformed-calls", "warning", "192 of 192", tools__malformed=64.0, tools__calls=0.0),
+        constant("no-signal", "problem", "24 all at the best", reward__min=1.0, groups__without_signal=8.0,
+                 groups__all_best=8.0, groups__all_worst=0.0),
         constant("no-signal", "problem", "24 all at the best", groups__without_signal=8.0, groups__all_best=8.0,
                  groups__all_worst=0.0),
     ],
@@ -95,6 +101,12 @@ def test_the_remedy_of_no_signal_follows_its_reason(where: str, remedy: str) -> 
     found = only(history(step(1, **changes)), "no-signal")
     assert remedy in found.remedy
     assert found.severity == "warning", "a single step may be chance"
+
+
+def test_rewards_too_close_to_tell_apart_are_to_be_scaled() -> None:
+    close = {"groups__without_signal": 8.0, "groups__all_worst": 8.0, "groups__all_best": 0.0}
+    found = only(run(3, **close, reward__min=0.0, reward__max=1e-9), "no-signal")
+    assert found.remedy == "Scale the rewards up: they differ, by 1e-09, but up to 1e-06 is taken for rounding"
 
 
 def test_a_step_of_few_groups_without_signal_is_chance_three_in_a_row_are_none() -> None:

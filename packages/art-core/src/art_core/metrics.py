@@ -130,6 +130,7 @@ _COUNTS = _of(
     ("groups/all_tied", "groups", "without signal: every reward is the same between them", "lower"),
     ("groups/identical", "groups", "whose members all said the same"),
     ("groups/identical_not_best", "groups", "of them whose rewards are not all the best there is", "lower"),
+    ("groups/mixed", "groups", "without a prompt that all members were given", "lower"),
     ("completions/total", "calls", "of the model in the step's rollouts"),
     ("completions/truncated", "calls", "whose answer ended at its token limit", "lower"),
     ("completions/repetitive", "calls", "whose answer goes in circles", "lower"),

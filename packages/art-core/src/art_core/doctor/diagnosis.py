@@ -16,6 +16,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
     groups.reward_constant,
     groups.no_signal,
     groups.groups_too_small,
+    groups.groups_mixed,
     groups.judge_failures,
     groups.reward_out_of_range,
     groups.reward_scale_jump,
@@ -52,6 +53,8 @@ _EXPLAINED = {
     "advantages-zero": {"gradient-zero", "steps-change-nothing"},
     "failed-rollouts": {"groups-too-small"},
     "judge-failures": {"groups-too-small"},
+    "rows-dropped": {"groups-too-small"},
+    "malformed-calls": {"tools-unused"},
 }
 """What follows from a finding and is not told beside it."""
 _SEVERITY = {"problem": 0, "warning": 1, "note": 2}
