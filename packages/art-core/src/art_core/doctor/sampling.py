@@ -32,8 +32,8 @@ def sampler_mismatch(history: RunHistory) -> Finding | None:
         seen,
         measured,
         f"KL of sampler and trainer up to {kl:.2g} nats a token, worst token {worst:.2g} nats",
-        "Sample at temperature 1 without top_p and top_k, use one dtype for both, and see `art selftest`; the step's "
-        "correction limits what this does to the gradient",
+        "Give this run only what it sampled itself, use one dtype for engine and trainer, and see `art selftest`; the "
+        "step's correction limits what this does to the gradient",
     )
 
 

@@ -49,7 +49,8 @@ def same_answers(history: RunHistory) -> Finding | None:
         [hit.step for hit in hits],
         history.rollouts,
         f"in {worst.part:.0f} of {worst.whole:.0f} groups every member gave the same completion, and not the best one",
-        "Sample at temperature 1 with another seed for each attempt; if it is so already, the policy has collapsed",
+        "Give each attempt another seed, or none, and see that no cache of answers stands between; if it is so, "
+        "the policy has collapsed",
     )
 
 
