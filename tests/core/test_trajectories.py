@@ -7,6 +7,7 @@ import contextlib
 import copy
 import pickle
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, cast
 
@@ -305,6 +306,16 @@ def test_what_is_no_reward_is_refused_by_name(value: Any) -> None:
     ):
         trajectory.reward = value
     assert trajectory.reward == 1.0
+
+
+def test_a_decimal_is_a_reward_and_a_score() -> None:
+    trajectory = Trajectory(reward=Decimal("0.1"))  # type: ignore[arg-type]
+    assert (trajectory.reward, type(trajectory.reward)) == (0.1, float)
+    scored = TrajectoryGroup([trajectory]).with_scores([Decimal("2.5")])  # type: ignore[list-item]
+    assert scored.rewards == [2.5]
+    for value in ("NaN", "sNaN", "Infinity", "1e400"):
+        with pytest.raises(ValueError, match="is not a finite number"):
+            trajectory.reward = Decimal(value)  # type: ignore[assignment]
 
 
 def test_scalars_and_bools_are_rewards() -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import art_core as art
 import art_core.doctor.watch as watching
+from art_core.cli import app
 from art_core.doctor import Watch
 from art_core.doctor.reading import read_findings, read_history
 from art_core.testing import InProcessBackend, MemoryStore
@@ -97,6 +99,32 @@ async def test_no_signal_is_told_once_in_log_result_and_folder(
         assert [(record["event"], record["name"]) for record in kept] == [("began", "no-signal")]
         ((finding, told),) = read_findings(bench.folder)
         assert (finding.name, told) == ("no-signal", 0)
+
+
+async def test_a_run_that_has_solved_its_tasks_is_told_so_and_nothing_else(tmp_path: Path) -> None:
+    async with Bench(tmp_path, lambda _: "4") as bench:
+        found = [await bench.train(await batch(bench.model, [[1.0, 1.0]] * 4)) for _ in range(4)]
+        assert found == [["no-signal"], [], ["no-signal"], []]  # a warning first, then a problem
+        ((finding, _),) = read_findings(bench.folder)
+        assert "harder ones, or stop here" in finding.remedy
+
+
+async def test_groups_of_different_tasks_are_noted(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
+        groups = await batch(bench.model, SIGNAL)
+        for group in groups:
+            for number, member in enumerate(group):
+                (made,) = member.exchanges
+                member.exchanges = [made.model_copy(update={"prompt_ids": (*made.prompt_ids, number)})]
+        assert await bench.train(groups) == ["groups-mixed"]
+
+
+async def test_supervised_updates_are_counted_where_nothing_is_wrong(tmp_path: Path) -> None:
+    async with Bench(tmp_path) as bench:
+        said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+        await bench.model.train_sft([art.Trajectory(messages_and_choices=said)])
+        text = CliRunner().invoke(app, ["doctor", str(bench.folder)]).stdout
+        assert "the 0 training steps and the 1 supervised updates of" in text
 
 
 async def test_a_finding_that_went_away_and_came_back_is_told_again(tmp_path: Path) -> None:

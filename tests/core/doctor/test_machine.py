@@ -226,6 +226,14 @@ def test_an_index_that_does_not_answer_is_a_problem_and_no_hang(monkeypatch: pyt
     assert "secret" not in check.evidence
 
 
+@pytest.mark.usefixtures("no_cache")
+@pytest.mark.parametrize("url", ["http://127.0.0.1:port/simple", "nonsense", "://"])
+def test_an_address_that_is_none_is_a_problem(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", url)
+    (check,) = check_model("smollm2-135m")
+    assert (check.status, "does not answer" in check.evidence) == ("problem", True)
+
+
 def test_folders_of_models_are_looked_into(tmp_path: Path) -> None:
     (check,) = check_model(str(tmp_path))
     assert check.status == "problem"

@@ -98,6 +98,25 @@ def test_what_was_told_and_cannot_be_derived_any_more_is_kept(tmp_path: Path) ->
     assert "(not any more)" in CliRunner().invoke(app, ["doctor", str(folder)]).stdout
 
 
+@pytest.mark.parametrize(
+    "record",
+    [{"event": "began"}, {"event": "began", "name": "x", "step": "soon"}, {"event": "other", "name": "x", "step": 1}],
+)
+def test_a_damaged_line_of_the_findings_is_named(tmp_path: Path, record: dict[str, Any]) -> None:
+    folder = mcp_run(tmp_path / "run")
+    lines(folder / "findings.jsonl", record)
+    result = CliRunner().invoke(app, ["doctor", str(folder)])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, DataError)
+    assert f"{folder}/findings.jsonl:1: not a record" in str(result.exception)
+
+
+def test_a_folder_that_is_no_run_is_named_as_that(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", str(tmp_path), "--path", str(tmp_path / "runs")])
+    assert isinstance(result.exception, DataError)
+    assert f"{tmp_path} is no run folder: it has no model.json" in str(result.exception)
+
+
 def test_damaged_lines_are_named(tmp_path: Path) -> None:
     folder = mcp_run(tmp_path / "run")
     (folder / "metrics.jsonl").write_text("[]\n")

@@ -70,6 +70,25 @@ def test_a_group_that_said_the_same_is_counted_and_one_without_calls_is_not() ->
     assert rollout_counts([same, other, silent])["groups/identical"] == 1
 
 
+@pytest.mark.parametrize(
+    ("rewards", "not_best"),
+    [((1.0, 1.0), 0), ((0.0, 0.0), 1), ((0.5, 0.5), 1), ((0.0, 1.0), 1), ((1.0, 1.0 - 1e-9), 0)],
+)
+def test_equal_answers_that_all_earn_the_best_reward_are_told_apart(rewards: tuple[float, ...], not_best: int) -> None:
+    metrics = rollout_counts([TrajectoryGroup([member(reward) for reward in rewards])])
+    assert (metrics["groups/identical"], metrics["groups/identical_not_best"]) == (1, not_best)
+
+
+def test_groups_whose_members_share_no_prompt_are_counted() -> None:
+    def asked(*prompts: tuple[int, ...]) -> Trajectory:
+        made = [exchange(str(n), prompt_ids=prompt) for n, prompt in enumerate(prompts)]
+        return Trajectory(reward=0.5, exchanges=made)
+
+    one_task = TrajectoryGroup([asked((1,), (1, 2)), asked((3,), (1,)), asked((1,), (4,))])
+    two_tasks = TrajectoryGroup([asked((1,)), asked((1,)), asked((2,))])
+    assert rollout_counts([one_task, two_tasks, TrajectoryGroup([asked((1,))])])["groups/mixed"] == 1
+
+
 def test_circles_are_repetitive_and_long_texts_short_ones_and_lists_are_not() -> None:
     assert is_repetitive([1, 2, 3] * 20)
     assert not is_repetitive([1, 2, 3] * 10)  # too short to tell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -32,24 +33,24 @@ def constant(name: str, severity: str, evidence: str, count: int = 3, /, **chang
 @pytest.mark.parametrize(
     ("name", "severity", "evidence", "count", "changes"),
     [
-        constant("learning-rate-zero", "problem", "0 in 3 steps", train__learning_rate=0.0),
-        constant("learning-rate-zero", "problem", "0 in", train__learning_rate=0.0, train__weight_change=0.0),
         constant("learning-rate-too-small", "problem", "1e-12", train__learning_rate=1e-12, train__weight_change=0.0),
         constant("steps-change-nothing", "problem", "by 0", train__weight_change=0.0),
         constant("canary-proves-nothing", "warning", "moved by 1e-07 nats", canary__movement=1e-7),
         constant("gradient-zero", "problem", "0 at most", train__grad_norm=0.0),
+        constant("gradient-zero", "problem", "0 at most", train__grad_norm=0.0, train__weight_change=0.0),
         constant("gradient-exploding", "problem", "5e+03", train__grad_norm=5e3),
         constant("gradient-always-clipped", "note", "10 steps", 12, train__grad_clipped=1.0),
         constant("advantages-zero", "problem", "1e-09", train__advantage_abs_mean=1e-9),
         constant("advantages-exploding", "warning", "up to 50", train__advantage_abs_mean=50.0),
         constant("clip-share", "warning", "40%", train__clip_share=0.4),
         constant("clip-share", "problem", "90%", train__clip_share=0.9),
+        constant("clip-share", "warning", "85%", train__clip_share=0.85, train__row_ratio=1.0),
+        constant("clip-share", "problem", "97%", train__clip_share=0.97, train__row_ratio=1.0),
         constant("sampler-mismatch", "warning", "0.05 nats", mismatch__kl=0.05),
         constant("sampler-mismatch", "problem", "0.5 nats", mismatch__kl=0.5),
         constant("sampler-mismatch", "warning", "worst token 3.5", mismatch__logprob_diff_max=3.5),
-        constant("policy-lag", "warning", "6 steps", train__policy_lag_max=6.0),
         constant("repeated-text", "problem", "192 of 384", completions__repetitive=64.0),
-        constant("same-answers", "warning", "18 of 24", groups__identical=6.0),
+        constant("same-answers", "warning", "18 of 24", groups__identical=7.0, groups__identical_not_best=6.0),
         constant("tools-unused", "warning", "192 trajectories", tools__calls=0.0, tools__malformed=0.0),
         constant("malformed-calls", "warning", "180 of 360", tools__malformed=60.0),
         constant("truncation", "warning", "150 of 384", completions__truncated=50.0),
@@ -59,7 +60,6 @@ def constant(name: str, severity: str, evidence: str, count: int = 3, /, **chang
                  trajectories__dropped_overlong=16.0),
         constant("rows-dropped", "warning", "trajectories/masked_truncated 16 of 64",
                  trajectories__masked_truncated=16.0),
-        constant("rows-untrained", "warning", "120 of 150", train__rows_untrained=40.0),
         constant("forks", "warning", "240 forks in 141", trajectories__forks=80.0),
         constant("empty-masks", "warning", "60 of 201", trajectories__without_tokens=20.0),
         constant("judge-failures", "warning", "48 of 192", trajectories__unscored=16.0),
@@ -68,9 +68,15 @@ def constant(name: str, severity: str, evidence: str, count: int = 3, /, **chang
                  trajectories__failed=12.0, errors__TimeoutError=12.0),
         constant("failed-rollouts", "problem", "150 of 192", trajectories__failed=50.0),
         constant("groups-too-small", "warning", "15 of 24", groups__too_small=5.0, groups__without_signal=0.0),
+        constant("groups-mixed", "note", "15 of 24 groups", groups__mixed=5.0),
         constant("reward-constant", "problem", "every reward of 3 steps is 0.5",
                  reward__min=0.5, reward__max=0.5, groups__without_signal=8.0, groups__all_tied=8.0),
         constant("reward-out-of-range", "warning", "from 0 to 5000", reward__max=5000.0),
+        constant("rows-dropped", "warning", "trajectories/dropped_truncated 32 of 64",
+                 trajectories__dropped_truncated=32.0, groups__too_small=5.0, groups__without_signal=0.0),
+        constant("malformed-calls", "warning", "192 of 192", tools__malformed=64.0, tools__calls=0.0),
+        constant("no-signal", "problem", "24 all at the best", reward__min=1.0, groups__without_signal=8.0,
+                 groups__all_best=8.0, groups__all_worst=0.0),
         constant("no-signal", "problem", "24 all at the best", groups__without_signal=8.0, groups__all_best=8.0,
                  groups__all_worst=0.0),
     ],
@@ -97,10 +103,42 @@ def test_the_remedy_of_no_signal_follows_its_reason(where: str, remedy: str) -> 
     assert found.severity == "warning", "a single step may be chance"
 
 
+def test_rewards_too_close_to_tell_apart_are_to_be_scaled() -> None:
+    close = {"groups__without_signal": 8.0, "groups__all_worst": 8.0, "groups__all_best": 0.0}
+    found = only(run(3, **close, reward__min=0.0, reward__max=1e-9), "no-signal")
+    assert found.remedy == "Scale the rewards up: they differ, by 1e-09, but up to 1e-06 is taken for rounding"
+
+
 def test_a_step_of_few_groups_without_signal_is_chance_three_in_a_row_are_none() -> None:
     few = {"groups__total": 1.0, "groups__without_signal": 1.0, "groups__all_worst": 1.0, "groups__all_best": 0.0}
     assert names(run(2, **few)) == []
     assert only(run(3, **few), "no-signal").severity == "problem"
+
+
+def test_a_large_clip_share_is_usual_where_the_ratio_is_one_of_rows() -> None:
+    assert names(run(3, train__clip_share=0.75, train__row_ratio=1.0)) == []
+
+
+def test_tasks_that_are_solved_in_one_way_are_no_collapse() -> None:
+    solved = {"groups__identical": 8.0, "groups__all_best": 5.0, "groups__without_signal": 5.0}
+    assert names(run(3, **solved)) == []
+
+
+@pytest.mark.parametrize("steps", [10, 1000])
+@pytest.mark.parametrize("share", [lambda x: x, lambda x: (1 - math.cos(math.pi * x)) / 2], ids=["linear", "cosine"])
+def test_a_schedule_that_ends_near_zero_is_no_sickness(share: Any, steps: int) -> None:
+    rates = [1e-5 * share((steps - number) / steps) for number in range(steps)]
+    assert names(history(*(step(n, train__learning_rate=rate) for n, rate in enumerate(rates, 1)))) == []
+
+
+def test_a_learning_rate_that_jumps_down_or_was_never_enough_is_too_small() -> None:
+    def seen(*rates: float) -> tuple[int, ...]:
+        given = history(*(step(n, train__learning_rate=rate) for n, rate in enumerate(rates, 1)))
+        return only(given, "learning-rate-too-small").steps
+
+    assert seen(1e-5, 1e-5, 1e-12, 1e-12) == (3, 4)
+    assert seen(5e-9, 2e-9) == (1, 2)
+    assert seen(1e-12, 1e-5, 1e-12) == (1, 3)
 
 
 def test_a_skipped_step_whose_rewards_differ_has_empty_masks() -> None:

@@ -122,6 +122,11 @@ async def test_the_report_says_what_was_computed(open_trainer: Open) -> None:
     assert metrics["train/tokens_per_s"] == pytest.approx(9.0 / metrics["train/step_s"])
 
 
+@pytest.mark.parametrize(("loss", "of_rows"), [("ppo", 0.0), ("gspo", 1.0)])
+async def test_the_report_says_whether_the_clip_is_of_rows(open_trainer: Open, loss: LossName, of_rows: float) -> None:
+    assert (await open_trainer().step(ROWS, Objective(loss=loss))).metrics["train/row_ratio"] == of_rows
+
+
 async def test_policy_lag_is_the_steps_since_the_oldest_row_was_sampled(open_trainer: Open) -> None:
     trainer = open_trainer()
     for _ in range(2):

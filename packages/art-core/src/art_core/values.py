@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from math import isfinite
 from typing import Any, Self
 
@@ -76,11 +77,13 @@ def check_callable(name: str, value: Any, wanted: str = "a function") -> None:
 
 
 def metric_value(value: Any, where: str) -> bool | int | float:
-    """`value` as a finite number.
+    """`value` as a finite number; a Decimal, as sums of money are, as the nearest float.
 
     Raises:
         DataError: it is none.
     """
+    if isinstance(value, Decimal) and not value.is_snan():
+        value = float(value)
     number = value if isinstance(value, bool | int | float) else _number(value)
     if number is None:
         raise DataError(f"{where} is {value!r}; wanted a number or a bool; other values belong in metadata")

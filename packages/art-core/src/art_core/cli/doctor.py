@@ -80,7 +80,8 @@ def _run(path: Path, name: str, reward_range: str | None, as_json: bool) -> None
         for finding, told in findings:
             typer.echo(_shown(finding, told))
         if history is not None:
-            typer.echo(f"nothing is wrong with the {len(history.steps)} training steps of {folder}")
+            warm_up = f" and the {len(history.supervised)} supervised updates" if history.supervised else ""
+            typer.echo(f"nothing is wrong with the {len(history.steps)} training steps{warm_up} of {folder}")
     if any(finding.severity == "problem" for finding, _ in findings):
         raise typer.Exit(1)
 

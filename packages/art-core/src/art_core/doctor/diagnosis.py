@@ -10,13 +10,13 @@ from art_core.types import Finding
 
 SYMPTOMS: tuple[Symptom, ...] = (
     rows.empty_masks,
-    optimiser.learning_rate_zero,
     optimiser.learning_rate_too_small,
     optimiser.steps_change_nothing,
     optimiser.canary_proves_nothing,
     groups.reward_constant,
     groups.no_signal,
     groups.groups_too_small,
+    groups.groups_mixed,
     groups.judge_failures,
     groups.reward_out_of_range,
     groups.reward_scale_jump,
@@ -30,14 +30,12 @@ SYMPTOMS: tuple[Symptom, ...] = (
     sampling.sampler_mismatch,
     sampling.entropy_collapse,
     sampling.entropy_explosion,
-    sampling.policy_lag,
     text.repeated_text,
     text.same_answers,
     text.tool_use_dies_out,
     text.malformed_calls,
     rows.truncation,
     rows.rows_dropped,
-    rows.rows_untrained,
     rows.forks,
     infrastructure.checkpoint_damaged,
     infrastructure.steps_missing,
@@ -49,12 +47,14 @@ SYMPTOMS: tuple[Symptom, ...] = (
 """In the order in which those of equal severity are told: what causes others comes before them."""
 
 _EXPLAINED = {
-    "learning-rate-zero": {"steps-change-nothing"},
     "learning-rate-too-small": {"steps-change-nothing"},
     "reward-constant": {"no-signal"},
+    "gradient-zero": {"steps-change-nothing"},
     "advantages-zero": {"gradient-zero", "steps-change-nothing"},
     "failed-rollouts": {"groups-too-small"},
     "judge-failures": {"groups-too-small"},
+    "rows-dropped": {"groups-too-small"},
+    "malformed-calls": {"tools-unused"},
 }
 """What follows from a finding and is not told beside it."""
 _SEVERITY = {"problem": 0, "warning": 1, "note": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
 from art_core.doctor.history import FIRST, RunHistory, Step, finding, lasting, pooled, worst_of
@@ -13,12 +14,17 @@ NO_SIGNAL_GROUPS = 4
 LASTING_STEPS = 3
 """Steps in a row after which what may be chance is none."""
 TOO_SMALL_SHARE = 0.5
+MIXED_SHARE = 0.5
+MIXED_GROUPS = 4
 UNSCORED_SHARE = 0.1
 UNSCORED_PROBLEM_SHARE = 0.5
 CONSTANT_REWARDS = 8
 """Equal rewards over three steps or more, of at least so many trajectories, are no chance."""
 USUAL_REWARD = 100.0
 """A reward further from 0 is unusual, where no range was stated."""
+EQUAL = 1e-6
+"""Rewards of a group that differ by no more have no signal."""
+_SOLVED = ("all_best", "without_signal")
 REWARD_JUMP = 20.0
 """Times the largest reward of all steps before."""
 
@@ -39,6 +45,11 @@ def no_signal(history: RunHistory) -> Finding | None:
     evidence = f"in {without:.0f} of {total:.0f} groups all rewards are equal"
     if best or worst or tied:
         evidence += f": {best:.0f} all at the best, {worst:.0f} all at the worst, {tied:.0f} tied between"
+    rewards = [step.metrics[name] for step in seen for name in ("reward/min", "reward/max") if name in step.metrics]
+    spread = max(rewards, default=0.0) - min(rewards, default=0.0)
+    if 0.0 < spread <= EQUAL:
+        remedy = f"Scale the rewards up: they differ, by {spread:.2g}, but up to {EQUAL:g} is taken for rounding"
+        return finding("no-signal", "problem" if empty else "warning", seen, series, evidence, remedy)
     reasons = [
         (best, "Most tasks are solved already: take harder ones, or stop here"),
         (worst, "Most tasks are never solved: take easier ones, a reward in parts, or a supervised warm-up first"),
@@ -67,6 +78,23 @@ def groups_too_small(history: RunHistory) -> Finding | None:
     )
 
 
+def groups_mixed(history: RunHistory) -> Finding | None:
+    """Groups whose members were not asked the same."""
+    part, whole = ("groups/mixed",), ("groups/total",)
+    hits = pooled(history.rollouts, part, whole, at_least=MIXED_SHARE, least_whole=MIXED_GROUPS)
+    if not hits:
+        return None
+    return finding(
+        "groups-mixed",
+        "note",
+        [hit.step for hit in hits],
+        history.rollouts,
+        f"in {hits[-1].part:.0f} of {hits[-1].whole:.0f} groups no prompt is the same in all members",
+        "Harmless where prompts hold a time or a random name; else give each task a group of its own: advantages "
+        "compare attempts at one task",
+    )
+
+
 def judge_failures(history: RunHistory) -> Finding | None:
     """Members without a reward that did not fail themselves."""
     part, whole = ("trajectories/unscored",), ("trajectories/total",)
@@ -90,7 +118,7 @@ def reward_constant(history: RunHistory) -> Finding | None:
     if len(series) < FIRST or sum(step.metrics.get("trajectories/total", 0.0) for step in series) < CONSTANT_REWARDS:
         return None
     low, high = (pick(step.metrics[f"reward/{pick.__name__}"] for step in series) for pick in (min, max))
-    if high - low > 1e-6:
+    if high > low or _all_solved(series):  # rewards that hardly differ are told as no signal
         return None
     return finding(
         "reward-constant",
@@ -98,7 +126,8 @@ def reward_constant(history: RunHistory) -> Finding | None:
         series,
         history.rollouts,
         f"every reward of {len(series)} steps is {low:g}",
-        "The reward does not depend on what the model does: check the function that gives it, on answers good and bad",
+        "The reward does not depend on what the model does: check the function that gives it, on answers good and bad; "
+        "if it is right, no attempt ever does better: take easier tasks, or a reward in parts",
     )
 
 
@@ -147,6 +176,12 @@ def reward_scale_jump(history: RunHistory) -> Finding | None:
         text,
         "The reward function, or the judge behind it, changed: rewards of before and after cannot be compared",
     )
+
+
+def _all_solved(series: Sequence[Step]) -> bool:
+    """Whether every group that could be compared earned the best reward, as far as that was counted."""
+    best, without = (sum(step.metrics.get(f"groups/{name}", 0.0) for step in series) for name in _SOLVED)
+    return best >= without > 0.0
 
 
 def _teaches_nothing(step: Step) -> bool:

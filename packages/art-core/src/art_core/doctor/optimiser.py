@@ -10,6 +10,8 @@ from art_core.types import Finding, Severity
 
 LEAST_LEARNING_RATE = 1e-8
 """AdamW moves each factor by about the learning rate; below this nothing is left of it in a model's answers."""
+FALL = 0.1
+"""Of the rate of the step before; a schedule that ends near 0 does not fall faster."""
 LEAST_WEIGHT_CHANGE = 1e-9
 LEAST_MOVEMENT = 1e-6
 """Nats by which the probe of the weight-sync canary must move at least, for it to tell new weights from old ones."""
@@ -23,32 +25,32 @@ LARGEST_GRADIENT = 1000.0
 CLIPPED_STEPS = 10
 LEAST_ADVANTAGE = 1e-6
 LARGEST_ADVANTAGE = 10.0
-CLIP_SHARE = 0.3
-CLIP_PROBLEM_SHARE = 0.7
-
-
-def learning_rate_zero(history: RunHistory) -> Finding | None:
-    """Steps with a learning rate of zero."""
-    return _where(
-        history.made,
-        "train/learning_rate",
-        lambda rate: rate == 0.0,
-        "learning-rate-zero",
-        "problem",
-        lambda rates: f"the learning rate was 0 in {len(rates)} steps",
-        "Give train(learning_rate=...) a number above 0, and look at what the schedule ends with",
-    )
+CLIP_SHARES = {False: (0.3, 0.7), True: (0.8, 0.95)}
+"""Shares of clipped tokens that are a warning and a problem, by whether the ratio is one of whole rows, as in `gspo`:
+its clip range is a few ten-thousandths, and leaves out a large share of the rows in each update but the first."""
 
 
 def learning_rate_too_small(history: RunHistory) -> Finding | None:
-    """Steps whose learning rate cannot change what the model says."""
-    return _where(
-        history.made,
-        "train/learning_rate",
-        lambda rate: 0.0 < rate < LEAST_LEARNING_RATE,
+    """Steps whose learning rate cannot change what the model says, but for the end of a schedule that falls to it."""
+    series = [step for step in history.made if "train/learning_rate" in step.metrics]
+    seen: list[Step] = []
+    before: float | None = None
+    falling = False
+    for step in series:
+        rate = step.metrics["train/learning_rate"]
+        falling = before is not None and (falling or before >= LEAST_LEARNING_RATE) and rate >= FALL * before
+        if 0.0 < rate < LEAST_LEARNING_RATE and not falling:
+            seen.append(step)
+        before = rate
+    if not seen:
+        return None
+    least = min(step.metrics["train/learning_rate"] for step in seen)
+    return finding(
         "learning-rate-too-small",
         "problem",
-        lambda rates: f"the learning rate was {min(rates):g}; below {LEAST_LEARNING_RATE:g} nothing is learned",
+        seen,
+        series,
+        f"the learning rate was {least:g}; below {LEAST_LEARNING_RATE:g} nothing is learned",
         "For LoRA 1e-5 to 1e-3 is usual",
     )
 
@@ -93,7 +95,8 @@ def gradient_zero(history: RunHistory) -> Finding | None:
         "gradient-zero",
         "problem",
         lambda norms: f"the gradient's norm was {max(norms):.2g} at most",
-        "Advantages are zero, or every token is clipped or masked: look at train/advantage_abs_mean and clip_share",
+        "Advantages are zero, or those of equal answers cancel, or every token is clipped or masked: look at "
+        "train/advantage_abs_mean, groups/identical and train/clip_share",
     )
 
 
@@ -166,16 +169,21 @@ def advantages_exploding(history: RunHistory) -> Finding | None:
 def clipped_tokens(history: RunHistory) -> Finding | None:
     """Most tokens are outside of the loss's clip range."""
     series = [step for step in history.made if "train/clip_share" in step.metrics]
-    shares = [step.metrics["train/clip_share"] for step in series]
-    return _where(
-        series,
-        "train/clip_share",
-        lambda share: share >= CLIP_SHARE,
+    seen = [step for step in series if step.metrics["train/clip_share"] >= _clip_limits(step)[0]]
+    if not seen:
+        return None
+    return finding(
         "clip-share",
-        "problem" if max(shares, default=0.0) >= CLIP_PROBLEM_SHARE else "warning",
-        lambda shares: f"up to {max(shares):.0%} of the tokens were clipped",
+        "problem" if any(s.metrics["train/clip_share"] >= _clip_limits(s)[1] for s in seen) else "warning",
+        seen,
+        series,
+        f"up to {max(step.metrics['train/clip_share'] for step in seen):.0%} of the tokens were clipped",
         "The policy is far from the one that sampled: fewer epochs or minibatches, a lower learning rate",
     )
+
+
+def _clip_limits(step: Step) -> tuple[float, float]:
+    return CLIP_SHARES[step.metrics.get("train/row_ratio", 0.0) > 0.0]
 
 
 def _where(

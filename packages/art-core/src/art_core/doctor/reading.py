@@ -10,7 +10,7 @@ from typing import Any
 from art_core.doctor.diagnosis import diagnose, worst_first
 from art_core.doctor.history import RunHistory, Step
 from art_core.doctor.rollouts import rollout_counts
-from art_core.doctor.watch import FINDINGS
+from art_core.doctor.watch import FINDINGS, Told
 from art_core.errors import DataError
 from art_core.runs.reader import MODEL_FILE, Run, foreign_kind, run
 from art_core.runs.records import Tally
@@ -33,7 +33,16 @@ def open_folder(path: Path, name: str) -> Path:
     for folder in (Path(name), path / name):
         if (folder / MODEL_FILE).is_file() or foreign_kind(folder).startswith("a run of art-mcp"):
             return folder
-    return run(path, name).folder
+    try:
+        return run(path, name).folder
+    except DataError as error:
+        folder = Path(name)
+        if not folder.is_dir() or foreign_kind(folder):
+            raise
+        raise DataError(
+            f"{folder} is no run folder: it has no {MODEL_FILE}, as a served model's has, and no run.json, as one of "
+            "art-mcp has; `art runs` lists the runs of the folder that is given with --path"
+        ) from error
 
 
 def read_history(folder: Path, *, reward_range: tuple[float, float] | None = None) -> RunHistory:
@@ -69,13 +78,12 @@ def read_findings(folder: Path, *, reward_range: tuple[float, float] | None = No
     found = {finding.name: finding for finding in diagnose(read_history(folder, reward_range=reward_range))}
     told: dict[str, int] = {}
     log = folder / f"{FINDINGS}.jsonl"
-    for record in read_records(log, lambda record: record) if log.exists() else ():
-        name = str(record.get("name"))
-        if record.get("event") == "began":
-            told.setdefault(name, int(record["step"]))
-            if name not in found:
-                fields = {key: record[key] for key in ("name", "severity", "evidence", "remedy")}
-                found[name] = Finding(**fields, steps=(int(record["step"]),), current=False)
+    for record in read_records(log, Told.model_validate) if log.exists() else ():
+        if record.event == "began":
+            told.setdefault(record.name, record.step)
+            if record.name not in found:
+                fields = record.model_dump(exclude={"event", "step"})
+                found[record.name] = Finding(**fields, steps=(record.step,), current=False)
     return [(finding, told.get(finding.name)) for finding in worst_first(found.values())]
 
 

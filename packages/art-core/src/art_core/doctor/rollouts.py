@@ -15,6 +15,7 @@ LEAST_TOKENS = 32
 """A shorter completion is not looked at: it has too few grams to tell."""
 DISTINCT_SHARE = 0.5
 """A completion repeats itself when fewer of its grams are different ones; ordinary text and code have over 0.7."""
+_ALIKE = ("groups/identical", "groups/identical_not_best", "groups/mixed")
 _KINDS = 8
 """Kinds of errors that are counted by name."""
 
@@ -24,7 +25,9 @@ def rollout_counts(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
 
     `groups/all_best`, `groups/all_worst` and `groups/all_tied` divide the groups whose scored members all have the same
     reward: the best of the scale, the worst, or one between. The scale is 0 to 1 where all rewards lie in it, and else
-    that of these groups. `groups/identical` said the same in each attempt. `trajectories/unscored` have no reward
+    that of these groups. `groups/identical` said the same in each attempt, `groups/identical_not_best` and did not all
+    earn the best reward: what is solved may be said in one way. Of `groups/mixed` no prompt is in all members, so that
+    they may be attempts at different tasks. `trajectories/unscored` have no reward
     although they did not fail, or failed because a judge did. `errors/<kind>` counts failures by the class of the
     exception. Completions are model calls; `tools/offered` counts trajectories.
     """
@@ -32,7 +35,7 @@ def rollout_counts(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
     members = [member for group in groups for member in group]
     rewards = [member.reward for member in members if member.reward is not None and member.error is None]
     metrics = Counter[str]()
-    for name in ("groups/all_best", "groups/all_worst", "groups/all_tied", "groups/identical"):
+    for name in ("groups/all_best", "groups/all_worst", "groups/all_tied", *_ALIKE):
         metrics[name] = 0
     low, high = min([0.0, *rewards]), max([1.0, *rewards])
     if rewards and (low < 0.0 or high > 1.0):
@@ -60,11 +63,15 @@ def _count_group(metrics: Counter[str], group: TrajectoryGroup, low: float, high
     said = [tuple(exchange.completion_ids for exchange in member.exchanges) for member in compared]
     if len(compared) < 2:
         return
-    metrics["groups/identical"] += any(map(any, said)) and len(set(said)) == 1
     rewards = [member.reward for member in compared if member.reward is not None]
+    prompts = [{exchange.prompt_ids for exchange in member.exchanges} for member in compared if member.exchanges]
+    metrics["groups/mixed"] += len(prompts) > 1 and not set.intersection(*prompts)
+    near = 1e-6 * max(1.0, high - low)
+    if any(map(any, said)) and len(set(said)) == 1:
+        metrics["groups/identical"] += 1
+        metrics["groups/identical_not_best"] += min(rewards) < high - near
     if has_signal(rewards):
         return
-    near = 1e-6 * max(1.0, high - low)
     if rewards[0] >= high - near:
         metrics["groups/all_best"] += 1
     elif rewards[0] <= low + near:

@@ -9,7 +9,6 @@ from art_core.types import Finding, Severity
 
 EMPTY_SHARE = 0.1
 DROPPED_SHARE = 0.1
-UNTRAINED_SHARE = 0.5
 FORKS_PER_TRAJECTORY = 1.0
 TRUNCATED_SHARE = 0.3
 TRUNCATED_PROBLEM_SHARE = 0.8
@@ -81,22 +80,6 @@ def rows_dropped(history: RunHistory) -> Finding | None:
         remedies.append("Shorten the rollouts (fewer turns), or raise max_row_tokens: what is cut is not learned")
     severity: Severity = "problem" if lost else "warning"
     return finding("rows-dropped", severity, seen, history.steps, evidence, ". ".join(remedies))
-
-
-def rows_untrained(history: RunHistory) -> Finding | None:
-    """Rows that are computed and train nothing."""
-    part, whole = ("train/rows_untrained",), ("train/rows",)
-    hits = pooled(history.steps, part, whole, at_least=UNTRAINED_SHARE, least_whole=LEAST)
-    if not hits:
-        return None
-    return finding(
-        "rows-untrained",
-        "warning",
-        [hit.step for hit in hits],
-        history.steps,
-        f"{hits[-1].part:.0f} of {hits[-1].whole:.0f} rows have no trained token",
-        "Check `roles`, and whether the agent's calls are forced by grammars",
-    )
 
 
 def forks(history: RunHistory) -> Finding | None:

@@ -17,8 +17,6 @@ EXPLODED_ENTROPY = 3.0
 EXPLODED_BY = 1.0
 """Nats that the entropy must have grown by as well."""
 ENTROPY_STEPS = 2
-POLICY_LAG = 4
-"""Steps between the policy that sampled and the one that is trained."""
 
 
 def sampler_mismatch(history: RunHistory) -> Finding | None:
@@ -34,8 +32,8 @@ def sampler_mismatch(history: RunHistory) -> Finding | None:
         seen,
         measured,
         f"KL of sampler and trainer up to {kl:.2g} nats a token, worst token {worst:.2g} nats",
-        "Sample at temperature 1 without top_p and top_k, use one dtype for both, and see `art selftest`; the step's "
-        "correction limits what this does to the gradient",
+        "Give this run only what it sampled itself, use one dtype for engine and trainer, and see `art selftest`; the "
+        "step's correction limits what this does to the gradient",
     )
 
 
@@ -77,22 +75,6 @@ def entropy_explosion(history: RunHistory) -> Finding | None:
         later,
         f"entropy rose from {first:.3g} to {seen[-1].metrics['train/entropy']:.3g} nats a token",
         "Go back to an earlier checkpoint with a lower learning rate or a KL to the start",
-    )
-
-
-def policy_lag(history: RunHistory) -> Finding | None:
-    """Rows that were sampled many steps before they are trained."""
-    measured = [step for step in history.made if "train/policy_lag_max" in step.metrics]
-    seen = [step for step in measured if step.metrics["train/policy_lag_max"] >= POLICY_LAG]
-    if not seen:
-        return None
-    return finding(
-        "policy-lag",
-        "warning",
-        seen,
-        measured,
-        f"rows of up to {max(step.metrics['train/policy_lag_max'] for step in seen):.0f} steps before",
-        "Sample anew for each step, or fewer batches ahead",
     )
 
 

@@ -37,8 +37,8 @@ def repeated_text(history: RunHistory) -> Finding | None:
 
 
 def same_answers(history: RunHistory) -> Finding | None:
-    """All members of a group say the same, token for token."""
-    part, whole = ("groups/identical",), ("groups/total",)
+    """All members of a group say the same, token for token, and it is not the best there is to say."""
+    part, whole = ("groups/identical_not_best",), ("groups/total",)
     hits = pooled(history.rollouts, part, whole, at_least=IDENTICAL_SHARE, least_whole=LEAST_GROUPS)
     if not hits:
         return None
@@ -48,8 +48,9 @@ def same_answers(history: RunHistory) -> Finding | None:
         "warning",
         [hit.step for hit in hits],
         history.rollouts,
-        f"in {worst.part:.0f} of {worst.whole:.0f} groups every member gave the same completion",
-        "Sample at temperature 1 with another seed for each attempt; if it is so already, the policy has collapsed",
+        f"in {worst.part:.0f} of {worst.whole:.0f} groups every member gave the same completion, and not the best one",
+        "Give each attempt another seed, or none, and see that no cache of answers stands between; if it is so, "
+        "the policy has collapsed",
     )
 
 

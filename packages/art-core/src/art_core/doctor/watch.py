@@ -6,6 +6,9 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Literal
+
+from pydantic import BaseModel
 
 from art_core.doctor.diagnosis import diagnose, is_worse
 from art_core.doctor.history import RunHistory, Step
@@ -18,6 +21,17 @@ FINDINGS = "findings"
 _FIRST_STEPS, _LAST_STEPS = 20, 180
 """What is looked at of a long run: what it began with, and what it does now."""
 _logger = logging.getLogger(__name__)
+
+
+class Told(BaseModel):
+    """A line of that log. One that ended has a name and a step only."""
+
+    event: Literal["began", "ended"]
+    step: int
+    name: str
+    severity: Severity = "note"
+    evidence: str = ""
+    remedy: str = ""
 
 
 class Watch:
@@ -36,14 +50,16 @@ class Watch:
         self._told: dict[str, Severity] = {}
         try:
             for record in store.records(FINDINGS):
-                if record["event"] == "began":
-                    self._told[record["name"]] = record["severity"]
+                told = Told.model_validate(record)
+                if told.event == "began":
+                    self._told[told.name] = told.severity
                 else:
-                    self._told.pop(record["name"], None)
+                    self._told.pop(told.name, None)
             for report in before:
                 self._remember(Step(report.step, report.metrics))
-        except (ArtError, KeyError) as error:
-            _logger.warning("what was found earlier cannot be read: %s; findings begin anew", error)
+        except (ArtError, ValueError) as error:
+            text = " ".join(str(error).split())
+            _logger.warning("what was found earlier cannot be read: %s; findings begin anew", text)
 
     def supervised(self, report: StepReport) -> None:
         """Remember an update of `train_sft`, in which nothing is looked for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import http.client
 import os
 import sys
 import urllib.error
@@ -51,7 +52,7 @@ def _reached(text: str, url: str) -> Check:
     except urllib.error.HTTPError as error:
         remedy = "Check the name; gated models need HF_TOKEN" if error.code in (401, 403, 404) else "Try again later"
         return Check("model", "problem", f"{text}, which answers {error.code} ({_host(url)})", remedy)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         remedy = "Let this machine reach it, or name a mirror (PIP_INDEX_URL, HF_ENDPOINT), or a model's folder"
         return Check("model", "problem", f"{text}, which does not answer ({_host(url)}: {reason})", remedy)

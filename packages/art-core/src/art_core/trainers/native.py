@@ -243,6 +243,7 @@ class NativeTrainer:
             **_metrics(made, with_sampler=objective.loss != "sft"),
         }
         if objective.loss != "sft":
+            metrics["train/row_ratio"] = float(objective.loss == "gspo")
             metrics["train/policy_lag_max"] = float(version - min(row.policy_version for row in rows))
         elapsed_s = time.perf_counter() - started
         metrics |= {"train/step_s": elapsed_s, "train/tokens_per_s": metrics["train/computed_tokens"] / elapsed_s}
