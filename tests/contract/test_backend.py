@@ -244,6 +244,8 @@ async def test_groups_and_metrics_are_kept_in_the_run_folder(backend: Backend, b
     await registered(backend, "kept", base_model)
     scored = await group(backend, "kept", "kept", max_tokens=3)
     await backend.log("p", "kept", [scored], split="val", metrics={"val/accuracy": 0.5, "judge/cost": 2.0})
+    with pytest.raises(DataError, match="'train/loss' given to log would be logged as 'train/loss'"):
+        await backend.log("p", "kept", [], split="val", metrics={"train/loss": 0.5})
     text = _logs(Path((await backend.state("p", "kept")).folder))
     assert "kept-0" in text
     assert "accuracy" in text

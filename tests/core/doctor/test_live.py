@@ -247,3 +247,31 @@ def test_a_long_run_is_compared_with_its_beginning_and_misses_no_step_that_was_m
             found[finding.name] = finding
     assert list(found) == ["entropy-collapse"]
     assert found["entropy-collapse"].evidence.startswith("entropy fell from 0.8")
+
+
+def test_rewards_that_grow_slowly_are_no_jump_where_the_steps_between_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watching, "_FIRST_STEPS", 5)
+    monkeypatch.setattr(watching, "_LAST_STEPS", 20)
+    watch = Watch(MemoryStore())
+    found: list[Any] = []
+    for number in range(1, 101):
+        rewards = {"reward/min": 0.0, "reward/max": 0.001 * 1.1**number}
+        found += watch.observed(StepReport(number, {**HEALTHY, **rewards})).findings
+    assert found == []
+    report = watch.observed(StepReport(101, {**HEALTHY, "reward/min": 0.0, "reward/max": 0.001 * 1.1**101 * 30}))
+    assert "reward-scale-jump" in [finding.name for finding in report.findings]
+
+
+def test_batches_that_were_skipped_are_not_the_beginning_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_FIRST_STEPS", 5)
+    monkeypatch.setattr(watching, "_LAST_STEPS", 20)
+    watch = Watch(MemoryStore())
+    found: list[Any] = []
+    for _ in range(30):
+        watch.observed(StepReport(0, {"step/skipped": 1.0}))
+    for number in range(1, 61):
+        metrics = {**HEALTHY, "train/entropy": 0.9 * 0.94**number}
+        found += [finding.name for finding in watch.observed(StepReport(number, metrics)).findings]
+    assert found == ["entropy-collapse"]

@@ -110,7 +110,7 @@ async def test_the_model_deletes_with_direction_and_dry_run(open_server: Open, b
     assert (await backend.state("p", "m")).checkpoint_steps == [1, 2, 3, 4, 5, 6]
     assert await model.delete_checkpoints("val/cost", **rules) == kept
     assert await model.delete_checkpoints(None, keep_last=3) == [3, 5, 6]
-    with pytest.raises(ConfigError, match="option 'last': Input should be greater than or equal to 1; got 0"):
+    with pytest.raises(ConfigError, match="keep_last is 0; wanted a whole number, 1 or more"):
         await model.delete_checkpoints(None, keep_last=0)
 
 

@@ -152,6 +152,8 @@ _KINDS = {
     "truncated": one_of(Truncated),
     "max_row_tokens": whole(2).or_none("no limit"),
     "overlong": one_of(Overlong).or_none("'refuse'"),
+    "kl_in": one_of(("loss", "advantage")).or_none("'loss'"),
+    "kl_estimator": one_of(KlEstimator).or_none("the usual one of kl_in"),
     "kl_reference": Kind(
         lambda value: value is None or whole(0).fits(value), "the step of a checkpoint, 0 for the untrained model"
     ),

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from art_core.errors import ConfigError
 from art_core.moving import refuse_unknown
-from art_core.values import is_number
+from art_core.options import check_value, whole
 
 T = TypeVar("T")
 
@@ -52,8 +52,7 @@ def iterate_dataset(
         ("num_epochs", num_epochs, 0),
         ("initial_step", initial_step, 0),
     ):
-        if not is_number(value, whole=True) or value < least:
-            raise ConfigError(f"{name} is {value!r}; wanted a whole number, {least} or more")
+        check_value(name, value, whole(least))
     return _batches(dataset, groups_per_step, num_epochs, initial_step, seed, shuffle)
 
 

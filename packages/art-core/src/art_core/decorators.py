@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, ParamSpec, TypeGuard, TypeVar, cast
 
 from art_core.errors import ConfigError
-from art_core.values import is_number
+from art_core.options import check_value, number, whole
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,12 +39,12 @@ def retry(
     """
     if callable(max_attempts):
         raise ConfigError("retry is used without parentheses; write @retry()")
-    numbers = is_number(max_attempts, whole=True) and is_number(delay) and is_number(backoff_factor)
-    if not numbers or max_attempts < 1 or not delay >= 0 or not backoff_factor >= 0:
-        raise ConfigError(
-            f"retry(max_attempts={max_attempts!r}, delay={delay!r}, backoff_factor={backoff_factor!r}); "
-            "wanted at least 1 attempt, and no negative delay or factor"
-        )
+    for name, value, kind in (
+        ("max_attempts", max_attempts, whole(1)),
+        ("delay", delay, number(0.0)),
+        ("backoff_factor", backoff_factor, number(0.0)),
+    ):
+        check_value(f"{name} of retry", value, kind)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         def failed(error: Exception, attempt: int) -> float:
@@ -123,8 +123,7 @@ def limit_concurrency(
     Raises:
         ConfigError: `n` is below 1.
     """
-    if not is_number(n, whole=True) or n < 1:
-        raise ConfigError(f"limit_concurrency({n!r}); wanted how many calls may run at once, 1 or more")
+    check_value("n of limit_concurrency", n, whole(1))
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         def key_of(*args: P.args, **kwargs: P.kwargs) -> Any:

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from art_core.errors import ConfigError, DataError, InfrastructureError
 from art_core.moving import refuse_unknown
+from art_core.options import Kind, check_options, whole
 from art_core.parallel import first_leaf, gather_rollouts
 from art_core.progress import Progress
 from art_core.refill import Refills, arranged
@@ -138,19 +139,15 @@ class _Limits:
     max_exceptions: int | float | None
 
     def __post_init__(self) -> None:
-        for name in ("max_concurrent", "timeout_s", "max_retries", "max_exceptions"):
-            value = getattr(self, name)
-            whole = name in ("max_concurrent", "max_retries")
-            if not (is_number(value, whole=whole) or (value is None and name != "max_retries")):
-                raise ConfigError(f"{name} is {value!r}; wanted {'a whole number' if whole else 'a number'}")
-        if self.max_concurrent is not None and self.max_concurrent < 1:
-            raise ConfigError(f"max_concurrent is {self.max_concurrent}; wanted 1 or more, or None for no limit")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s is {self.timeout_s}; wanted seconds above 0, or None for no limit")
-        if self.max_retries < 0:
-            raise ConfigError(f"max_retries is {self.max_retries}; wanted 0 or more")
-        if self.max_exceptions is not None and not self.max_exceptions >= 0:
-            raise ConfigError(f"max_exceptions is {self.max_exceptions}; wanted 0 or more, or None for any number")
+        check_options(self, _LIMITS)
+
+
+_LIMITS = {
+    "max_concurrent": whole(1).or_none("no limit"),
+    "timeout_s": Kind(lambda value: is_number(value) and value > 0, "a number of seconds above 0").or_none("no limit"),
+    "max_retries": whole(0),
+    "max_exceptions": Kind(lambda value: is_number(value) and value >= 0, "a number, 0 or more").or_none("any number"),
+}
 
 
 @dataclass(eq=False)

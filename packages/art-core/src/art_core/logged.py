@@ -19,12 +19,21 @@ def logged_metrics(split: str, groups: Sequence[TrajectoryGroup], given: Mapping
     """
     means = named_metrics(split, {name: mean for name, (mean, _) in group_averages(groups).items()})
     own = named_metrics(split, given)
-    for of, metrics in (("of trajectories", means), ("given to log", own)):
-        if taken := sorted(filter(is_of_training, metrics)):
-            area, _, name = taken[0].partition("/")
-            shown = name if area == split else taken[0]
-            raise DataError(
-                f"metric {shown!r} {of} would be logged as {taken[0]!r}, which is what training itself reports by that "
-                f"name; rename it: 'own_{name}', for example"
-            )
+    refuse_names_of_training(split, means, "of trajectories")
+    refuse_names_of_training(split, own, "given to log")
     return means | own
+
+
+def refuse_names_of_training(split: str, metrics: Mapping[str, float], of: str) -> None:
+    """Refuse `metrics`, by their full names, which training reports itself. `of` says where they come from.
+
+    Raises:
+        DataError: there is one.
+    """
+    if taken := sorted(filter(is_of_training, metrics)):
+        area, _, name = taken[0].partition("/")
+        shown = name if area == split else taken[0]
+        raise DataError(
+            f"metric {shown!r} {of} would be logged as {taken[0]!r}, which is what training itself reports by that "
+            f"name; rename it: 'own_{name}', for example"
+        )

@@ -69,8 +69,17 @@ def check_options(config: Any, kinds: Mapping[str, Kind]) -> None:
     for field in dataclasses.fields(config):
         object.__setattr__(config, field.name, plain_number(getattr(config, field.name)))
     for name, kind in kinds.items():
-        if not kind.fits(value := getattr(config, name)):
-            raise ConfigError(f"{name} is {shown(value)}; wanted {kind.wanted}")
+        check_value(name, getattr(config, name), kind)
+
+
+def check_value(name: str, value: Any, kind: Kind) -> None:
+    """Refuse the argument `name` where its `value` is not of `kind`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not kind.fits(value):
+        raise ConfigError(f"{name} is {shown(value)}; wanted {kind.wanted}")
 
 
 def made_from(

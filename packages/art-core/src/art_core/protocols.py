@@ -208,7 +208,11 @@ class Backend(Protocol):
         step: int | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Keep `groups` and `metrics` in the model's run folder."""
+        """Keep `groups` and `metrics`, by their full names, in the model's run folder.
+
+        Raises:
+            DataError: a metric has the name of one that training reports, or is not finite.
+        """
         ...
 
     async def logged_metrics(self, project: str, name: str) -> list[MetricRecord]:

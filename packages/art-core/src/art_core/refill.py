@@ -13,8 +13,8 @@ from typing import Any
 
 from art_core.advantage import has_signal
 from art_core.errors import ConfigError, DataError
+from art_core.options import check_value, whole
 from art_core.trajectories import TrajectoryGroup
-from art_core.values import is_number
 
 
 class Refills:
@@ -31,8 +31,8 @@ class Refills:
                 f"{given} is given without {missing}; refill=<further groups> and max_refills=<how many of them at "
                 "most> go together"
             )
-        if max_refills is not None and (not is_number(max_refills, whole=True) or max_refills < 1):
-            raise ConfigError(f"max_refills is {max_refills!r}; wanted a whole number, 1 or more")
+        if max_refills is not None:
+            check_value("max_refills", max_refills, whole(1))
         if source is not None and not isinstance(source, Iterable):
             raise ConfigError(f"refill is a {type(source).__name__}; wanted groups, such as a list or a generator")
         self.is_on = source is not None

@@ -10,7 +10,7 @@ from typing import Any
 from art_core import TrainableModel, TrainConfig
 from art_core.errors import ConfigError, did_you_mean
 from art_core.moving import hint
-from art_core.values import is_number
+from art_core.options import Kind, check_value, whole
 from art_langgraph._rollout import Rollout
 
 _ELSEWHERE = {
@@ -39,7 +39,7 @@ def check_model_and_attempt(model: Any, attempt: Any) -> None:
         )
 
 
-def check_options(options: Iterable[str], train: Callable[..., Any]) -> None:
+def check_names(options: Iterable[str], train: Callable[..., Any]) -> None:
     """Refuse names that are neither options of `train` nor of `TrainConfig`; what ART calls them is told by that."""
     of_config = [field.name for field in dataclasses.fields(TrainConfig)]
     parameters = inspect.signature(train).parameters.values()
@@ -61,13 +61,12 @@ def check_tasks(name: str, tasks: Any, least: int = 1) -> None:
 
 def check_numbers(**numbers: Any) -> None:
     """Refuse what is no whole number, or too small a one for an option of that name."""
+    least = {"group_size": 2, "steps": 0, "seed": None}
     for name, value in numbers.items():
-        if not is_number(value, whole=True):
-            raise ConfigError(f"{name} is {value!r}; wanted a whole number")
-        least = {"group_size": 2, "steps": 0, "seed": value}.get(name, 1)
-        if value < least:
-            why = ": attempts are compared with each other" if name == "group_size" else ""
-            raise ConfigError(f"{name} is {value}; wanted {least} or more{why}")
+        kind = whole(least.get(name, 1))
+        if name == "group_size":
+            kind = Kind(kind.fits, f"{kind.wanted}: attempts are compared with each other")
+        check_value(name, value, kind)
 
 
 def check_takes_a_task(attempt: Rollout) -> None:

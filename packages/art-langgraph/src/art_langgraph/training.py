@@ -28,8 +28,8 @@ from art_core.values import is_number
 from art_langgraph._rollout import Rollout
 from art_langgraph.checks import (
     check_model_and_attempt,
+    check_names,
     check_numbers,
-    check_options,
     check_takes_a_task,
     check_tasks,
 )
@@ -98,7 +98,7 @@ async def train(
         InfrastructureError, DataError: every attempt of a batch failed.
     """
     check_model_and_attempt(model, attempt)
-    check_options(options, train)
+    check_names(options, train)
     made = TrainConfig.made(config, options)
     check_tasks("tasks", tasks)
     check_tasks("validation", validation, least=0)

@@ -184,8 +184,10 @@ class _Run:
         total = num_updates(len(training.examples), config)
         units = len(training.examples) * settings.warmup_epochs * _DEMO_UNITS / total
         self.progress.phase("warm-up on demonstrations", total)
+        metrics: dict[str, float] = {}
 
         def log(report: StepReport) -> None:
+            metrics.update(report.metrics)
             self.cursor = updates_made(report.metrics)
             log_step(self.store, self.cursor, report.step, report.metrics)
 
@@ -193,7 +195,6 @@ class _Run:
             self.feed.wake()
             self.store.prune(keep=self._milestones())
             self._tick(f"warmup {self.cursor['done']}")
-            metrics = self.store.records("metrics")[-1]["metrics"]
             loss, tokens = metrics["train/loss"], int(metrics["train/computed_tokens"])
             self.progress.advance({"loss": f"{loss:.2f}"}, units=units, tokens=tokens)
 

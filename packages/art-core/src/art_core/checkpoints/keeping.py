@@ -35,7 +35,7 @@ class KeepCheckpoints(BaseModel):
 
     @classmethod
     def made(cls, values: dict[str, Any]) -> Self:
-        """The policy with these values.
+        """The policy with these values, by their names here.
 
         Raises:
             ConfigError: a value that there is not, or that is impossible.

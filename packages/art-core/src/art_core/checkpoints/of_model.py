@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from art_core.checkpoints.keeping import KeepCheckpoints, kept_steps
 from art_core.control import ForkRequest
+from art_core.options import check_value, whole
 from art_core.protocols import Backend
 
 
@@ -49,6 +50,8 @@ class WithCheckpoints(abc.ABC):
         Raises:
             ConfigError: no checkpoint has a value of that metric, or a number is out of range; nothing was deleted.
         """
+        check_value("keep_last", keep_last, whole(1))
+        check_value("keep_every", keep_every, whole(1).or_none("no such rule"))
         policy = KeepCheckpoints.made(
             {"last": keep_last, "best": best_checkpoint_metric, "lowest": lowest, "every": keep_every}
         )

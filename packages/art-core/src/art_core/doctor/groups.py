@@ -159,7 +159,9 @@ def reward_scale_jump(history: RunHistory) -> Finding | None:
     seen: list[Step] = []
     text = ""
     before: list[float] = []
-    for step in series:
+    for step, previous in zip(series, (None, *series), strict=False):
+        if previous is not None and history.forgot_between(previous, step):
+            before.clear()  # rewards that grew slowly meanwhile are no jump
         size = max(abs(step.metrics["reward/min"]), abs(step.metrics["reward/max"]))
         if len(before) >= FIRST and size >= REWARD_JUMP * max(before) > 0.0:
             seen.append(step)

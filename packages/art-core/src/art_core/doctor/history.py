@@ -61,6 +61,10 @@ class RunHistory:
     checkpoint_faults: Mapping[int, str] = field(default_factory=dict)
     forgotten: frozenset[int] = frozenset()
 
+    def forgot_between(self, earlier: Step, later: Step) -> bool:
+        """Whether steps that were made between the two are in `steps` no more."""
+        return any(number in self.forgotten for number in range(earlier.number + 1, later.number))
+
     @property
     def made(self) -> tuple[Step, ...]:
         """The steps that trained the weights."""

@@ -43,8 +43,9 @@ class Watch:
 
     def __init__(self, store: Store, before: Iterable[StepReport] = ()) -> None:
         self._store = store
-        self._first: list[Step] = []
-        self._last: deque[Step] = deque()
+        self._first: list[tuple[int, Step]] = []  # each with how many were seen before it
+        self._last: deque[tuple[int, Step]] = deque()
+        self._num_seen = 0
         self._forgotten: set[int] = set()
         self._supervised: list[Step] = []  # their numbers only
         self._told: dict[str, Severity] = {}
@@ -81,7 +82,7 @@ class Watch:
 
     def _observe(self, step: Step) -> list[Finding]:
         self._remember(step)
-        steps = (*self._first, *self._last)
+        steps = tuple(one for _, one in sorted([*self._first, *self._last], key=lambda pair: pair[0]))
         history = RunHistory(
             steps=steps, supervised=tuple(self._supervised), rollouts=steps, forgotten=frozenset(self._forgotten)
         )
@@ -100,9 +101,14 @@ class Watch:
     def _remember(self, step: Step) -> None:
         if step.supervised:
             self._supervised.append(Step(step.number, {}))
-        elif len(self._first) < _FIRST_STEPS:
-            self._first.append(step)
-        else:
-            self._last.append(step)
-            if len(self._last) > _LAST_STEPS:
-                self._forgotten.add(self._last.popleft().number)
+            return
+        place = self._num_seen, step
+        self._num_seen += 1
+        if step.made and len(self._first) < _FIRST_STEPS:  # what is compared with the beginning is what steps measured
+            self._first.append(place)
+            return
+        self._last.append(place)
+        if len(self._last) > _LAST_STEPS:
+            _, forgotten = self._last.popleft()
+            if forgotten.made:
+                self._forgotten.add(forgotten.number)

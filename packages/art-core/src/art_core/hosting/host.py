@@ -24,6 +24,7 @@ from art_core.hosting.pinned import PinnedEngines, step_number
 from art_core.hosting.record import ModelRecord
 from art_core.hosting.trajectories import OpenTrajectories
 from art_core.hosting.watch import AtStep
+from art_core.logged import refuse_names_of_training
 from art_core.registry import check_adapters, check_sinks
 from art_core.runs.reader import run_folders
 from art_core.serve.metrics import ServerMetrics
@@ -249,6 +250,7 @@ class ModelHost:
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         """See `Backend.log`."""
+        refuse_names_of_training(split, metrics or {}, "given to log")
         model = await self._model(project, name)
         at = model.step if step is None else step
         async with model.writing:
