@@ -14,7 +14,6 @@ from art_core.outcomes import (
     group_averages,
     named_metrics,
     num_skipped,
-    rollout_metrics,
     shadowed_metrics,
     skip_reason,
 )
@@ -171,34 +170,3 @@ def test_a_metric_with_a_name_of_ours_is_not_mixed_into_ours() -> None:
         "group_size": (50.0, 2),
     }
     assert shadowed_metrics([group]) == ["exception_rate", "group_judged", "reward", "reward_std_dev"]
-
-
-def test_the_rollouts_of_a_step_have_tokens_and_the_time_in_which_one_was_under_way() -> None:
-    def called(start: float, end: float, **fields: Any) -> Any:
-        return exchange(f"{start}", started_at=start, ended_at=end, **fields)
-
-    groups = [
-        TrajectoryGroup(
-            [
-                Trajectory(reward=1, exchanges=[called(10, 11), called(13, 14, prompt=(1, 2, 3, 4))]),
-                Trajectory(reward=0, exchanges=[called(12, 15)]),
-            ]
-        ),
-        TrajectoryGroup([Trajectory(reward=2, exchanges=[called(21, 22)]), OSError("down"), Trajectory()]),
-    ]
-    assert rollout_metrics(groups) == {
-        "reward/mean": 1.0,
-        "tokens/sampled": 8.0,
-        "tokens/prompt": 13.0,
-        "time/rollout_s": 6.0,  # 10 to 15, and 21 to 22
-        "tokens/sampled_per_s": pytest.approx(8 / 6),
-    }
-    assert rollout_metrics([]) == {}
-
-
-def test_costs_are_sums_of_what_groups_and_trajectories_carry() -> None:
-    groups = [
-        TrajectoryGroup([Trajectory(metrics={"judge_cost_usd": 0.5}), Trajectory()], metrics={"judge_tokens": 10}),
-        TrajectoryGroup([Trajectory(metrics={"judge_cost_usd": 0.25})], metrics={"judge_tokens": 5, "judge_calls": 2}),
-    ]
-    assert rollout_metrics(groups) == {"cost/judge_usd": 0.75, "cost/judge_tokens": 15.0, "cost/judge_calls": 2.0}

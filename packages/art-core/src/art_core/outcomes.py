@@ -1,4 +1,4 @@
-"""What a set of groups amounts to: metrics to log, why nothing could be trained, which checkpoint is best. Pure."""
+"""What a set of groups amounts to: means to log, why nothing could be trained, which checkpoint is best. Pure."""
 
 from __future__ import annotations
 
@@ -80,57 +80,6 @@ _REASONS = {
     "trajectories/without_tokens": "{} trajectories have no trained token",
 }
 """What the counters of a step say about why it has no row, in the order of telling."""
-
-
-_JUDGE_COSTS = {
-    "judge_cost_usd": "cost/judge_usd",
-    "judge_tokens": "cost/judge_tokens",
-    "judge_calls": "cost/judge_calls",
-}
-
-
-def rollout_metrics(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
-    """What the rollouts of a step amount to: reward, tokens, time and costs.
-
-    `tokens/prompt` counts each call's whole prompt. `time/rollout_s` is how long at least one rollout was between the
-    start of its first call and the end of its last. Costs are those that groups, or else trajectories, carry as metrics
-    `judge_cost_usd`, `judge_tokens` and `judge_calls`; what nobody carries is left out.
-    """
-    groups = list(groups)
-    trajectories = [trajectory for group in groups for trajectory in group]
-    calls = [exchange for trajectory in trajectories for exchange in trajectory.exchanges]
-    rewards = [t.reward for t in trajectories if t.error is None and t.reward is not None]
-    metrics = {"reward/mean": sum(rewards) / len(rewards)} if rewards else {}
-    if calls:
-        sampled = sum(len(call.completion_ids) for call in calls)
-        spans = [
-            (min(call.started_at for call in trajectory.exchanges), max(call.ended_at for call in trajectory.exchanges))
-            for trajectory in trajectories
-            if trajectory.exchanges
-        ]
-        seconds = _covered(spans)
-        metrics |= {
-            "tokens/sampled": float(sampled),
-            "tokens/prompt": float(sum(len(call.prompt_ids) for call in calls)),
-            "time/rollout_s": seconds,
-        }
-        if seconds > 0:
-            metrics["tokens/sampled_per_s"] = sampled / seconds
-    for carried, name in _JUDGE_COSTS.items():
-        carriers = [*(group.metrics for group in groups), *(trajectory.metrics for trajectory in trajectories)]
-        values = [float(carrier[carried]) for carrier in carriers if carried in carrier]
-        if values:
-            metrics[name] = sum(values)
-    return metrics
-
-
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length of what the intervals `spans` cover together."""
-    total, until = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
-    return total
 
 
 def skip_reason(groups: Sequence[ScoredGroup], counters: Mapping[str, float]) -> str:

@@ -116,7 +116,7 @@ async def _ask(judge: Judging, attempts: list[Any]) -> Any:
 
 
 def _costs(usage: Any) -> dict[str, float]:
-    """`usage` as the metrics of a group that `art_core.outcomes.rollout_metrics` adds up."""
+    """`usage` as the metrics of a group that `art_core.rollout_metrics` adds up."""
     known: dict[str, Any] = {
         "judge_calls": getattr(usage, "calls", None),
         "judge_tokens": getattr(usage, "total_tokens", None),

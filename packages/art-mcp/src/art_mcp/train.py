@@ -16,14 +16,14 @@ from typing import Any
 
 from art_core.canary import WeightSyncCanary, tolerance_of
 from art_core.config import TrainConfig
-from art_core.doctor import Watch, rollout_counts
+from art_core.doctor import Watch
 from art_core.errors import DataError, StorageError
 from art_core.lines import progress_line
 from art_core.loop import score, train_step
 from art_core.objective import Objective
-from art_core.outcomes import rollout_metrics
 from art_core.protocols import Trainer
 from art_core.registry import check_sinks, open_trainer
+from art_core.rollout_metrics import rollout_metrics
 from art_core.rows import training_rows
 from art_core.sft.run import SftRun
 from art_core.sft.schedule import num_updates
@@ -228,7 +228,6 @@ class _Run:
         summary = {
             **split_metrics("train", groups),
             **rollout_metrics(groups),
-            **rollout_counts(groups),
             **observed((scenario, group.rewards) for scenario, group in zip(scenarios, scored, strict=True)),
             **counters,
         }

@@ -7,7 +7,6 @@ A run's numbers become a `RunHistory`; each symptom is one pure function of it, 
 
 from art_core.doctor.diagnosis import SYMPTOMS, diagnose
 from art_core.doctor.history import RunHistory, Step
-from art_core.doctor.rollouts import rollout_counts
 from art_core.doctor.watch import Watch
 
-__all__ = ["SYMPTOMS", "RunHistory", "Step", "Watch", "diagnose", "rollout_counts"]
+__all__ = ["SYMPTOMS", "RunHistory", "Step", "Watch", "diagnose"]

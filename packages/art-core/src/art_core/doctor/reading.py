@@ -9,9 +9,9 @@ from typing import Any
 
 from art_core.doctor.diagnosis import diagnose, worst_first
 from art_core.doctor.history import RunHistory, Step
-from art_core.doctor.rollouts import rollout_counts
 from art_core.doctor.watch import FINDINGS, Told
 from art_core.errors import DataError
+from art_core.rollout_metrics import rollout_metrics
 from art_core.runs.reader import MODEL_FILE, Run, foreign_kind, run
 from art_core.runs.records import Tally
 from art_core.storage import checkpoint_faults, read_records
@@ -121,7 +121,7 @@ def _numbers(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         return {}
     small = sum(sum(t.reward is not None and t.error is None for t in group) < 2 for group in groups)
     return {
-        **rollout_counts(groups),
+        **rollout_metrics(groups),
         "groups/total": float(counts.groups),
         "groups/too_small": float(small),
         "groups/without_signal": float(counts.without_signal - small),

@@ -14,7 +14,7 @@ from art_core.checkpoints.forking import skipped_batches, supervised_updates
 from art_core.checkpoints.pruning import keep_only
 from art_core.config import TrainConfig
 from art_core.control import ModelState, SftRequest
-from art_core.doctor import Watch, rollout_counts
+from art_core.doctor import Watch
 from art_core.errors import ConfigError, DataError, WeightSyncError
 from art_core.hosting.exchanges import ExchangeLog
 from art_core.hosting.opening import Parts
@@ -24,9 +24,9 @@ from art_core.hosting.shown import open_feed
 from art_core.hosting.watch import WatchedEngine
 from art_core.loop import train_step
 from art_core.objective import Objective
-from art_core.outcomes import rollout_metrics
 from art_core.protocols import Engine, Trainer
 from art_core.render import ChatRenderer
+from art_core.rollout_metrics import rollout_metrics
 from art_core.rows import scored_groups, training_rows
 from art_core.runs import ModelRun
 from art_core.runs.records import committed_reports
@@ -140,7 +140,7 @@ class HostedModel:
         async with self._next_turn(on_progress, on_turn) as trainer:
             objective = self._objective(config)
             rows, counters = await asyncio.to_thread(training_rows, scored, policy_version=self.step, config=config)
-            counters |= await asyncio.to_thread(lambda: rollout_metrics(groups) | rollout_counts(groups))
+            counters |= await asyncio.to_thread(rollout_metrics, groups)
             on_progress(f"training step {self.step + 1} on {len(rows)} rows")
             self._running = asyncio.create_task(self._step(rows, objective, trainer, counters))
             try:
