@@ -356,3 +356,12 @@ async def test_arguments_of_another_kind_are_refused_before_anything_runs(
 async def test_after_each_that_is_not_asynchronous_is_told() -> None:
     with pytest.raises(ConfigError, match=r"after_each gave TrajectoryGroup.*async def"):
         await gather_trajectory_groups([TrajectoryGroup([_after(0.0, 1)])], after_each=lambda group: group)  # type: ignore[arg-type, return-value]
+
+
+async def test_one_group_is_no_list_of_groups() -> None:
+    async def rollout() -> Trajectory:
+        return Trajectory(reward=1.0)
+
+    one: Any = TrajectoryGroup(rollout() for _ in range(2))
+    with pytest.raises(ConfigError, match=r"groups is one group; wanted a list of groups"):
+        await gather_trajectory_groups(one)

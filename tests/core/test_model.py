@@ -589,6 +589,30 @@ async def test_a_metric_that_would_hide_one_of_training_is_refused(
     assert [logged.metrics["val/loss"] for logged in backend.logged] == [0.25, 0.25]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metrics": ["reward"]}, "metrics is .'reward'.; wanted numbers by name"),
+        ({"metrics": {"a": 1.0}, "step": "3"}, "step is '3'; wanted a whole number, 0 or more, or None"),
+        ({"metrics": {"a": 1.0}, "step": -1}, "step is -1; wanted a whole number"),
+    ],
+)
+async def test_what_log_cannot_take_is_refused(
+    model: art.TrainableModel, backend: InProcessBackend, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await model.log(**options)
+    assert backend.logged == []
+
+
+async def test_a_step_is_a_number_wherever_one_is_named(model: art.TrainableModel) -> None:
+    wrong: Any = "3"
+    with pytest.raises(ConfigError, match="step is '3'; wanted a whole number"):
+        model.get_inference_name(step=wrong)
+    with pytest.raises(ConfigError, match="step is '3'; wanted a whole number"):
+        await model.fork("other", step=wrong)
+
+
 async def test_a_metric_with_a_name_of_ours_is_told_once(
     model: art.TrainableModel, backend: InProcessBackend, caplog: pytest.LogCaptureFixture
 ) -> None:

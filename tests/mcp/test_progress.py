@@ -22,6 +22,9 @@ def test_status_names_phase_items_and_figures() -> None:
         progress.advance({"reward": "0.50"})
         progress.advance({"reward": "0.75"}, items=2)
         assert progress.status() == "step 1/4: 3 of 24 · reward 0.75"
+        progress.phase("warm-up", 6, done=2)  # by a process before this one
+        progress.advance()
+        assert progress.status() == "warm-up: 3 of 6"
 
 
 def test_time_left_is_told_once_enough_is_known() -> None:

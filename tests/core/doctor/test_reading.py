@@ -29,7 +29,12 @@ def mcp_run(folder: Path, **changes: float) -> Path:
     folder.mkdir()
     (folder / "run.json").write_text("{}")
     steps = [{"phase": "train", "done": n, "policy_version": n, "metrics": {**HEALTHY, **changes}} for n in range(1, 4)]
-    lines(folder / "metrics.jsonl", {"phase": "warmup", "done": 1, "of": 1, "policy_version": 0, "metrics": {}}, *steps)
+    update = {"sft/update": 1.0, "sft/updates": 1.0, "train/loss": 0.5}
+    lines(
+        folder / "metrics.jsonl",
+        {"phase": "warmup", "done": 1, "of": 1, "policy_version": 1, "metrics": update},
+        *steps,
+    )
     return folder
 
 
@@ -55,6 +60,8 @@ def test_a_healthy_run_says_so_and_ends_with_zero(tmp_path: Path) -> None:
 def test_a_run_of_art_mcp_is_read_with_what_its_steps_say(tmp_path: Path) -> None:
     folder = mcp_run(tmp_path / "run", **{"completions/truncated": 60.0})
     assert [finding.name for finding, _ in read_findings(folder)] == ["truncation"]
+    history = read_history(folder)
+    assert ([step.number for step in history.steps], [step.number for step in history.supervised]) == ([1, 2, 3], [1])
 
 
 def test_a_run_of_art_mcp_whose_steps_do_not_say_is_read_from_its_rollouts(tmp_path: Path) -> None:

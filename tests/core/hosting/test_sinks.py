@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -51,6 +52,19 @@ async def test_a_run_that_goes_on_goes_on_in_tensorboard_with_every_step_once(tm
     assert sorted(step for step, metrics in logged if "train/reward" in metrics) == [0, 1, 2, 3]
     assert {metrics["train/reward"] for _, metrics in logged if "train/reward" in metrics} == {0.5}
     assert [metrics["sinks/failures"] for _, metrics in logged if "sinks/failures" in metrics] == [0.0] * 3
+
+
+async def test_sinks_are_shown_what_supervised_training_ended_with(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "it"}]
+    examples = tmp_path / "examples.jsonl"
+    examples.write_text(json.dumps({"messages": turns}) + "\n")
+    model = art.TrainableModel(name="clerk", project="shop", base_model="tiny", config={"sinks": ["tensorboard"]})
+    async with InProcessBackend(path=tmp_path) as backend:
+        await model.register(backend)
+        result = await model.train_sft(examples, validation=examples, on_progress=lambda _: None)
+    logged = tensorboard_events(tmp_path / "shop/clerk/tensorboard")
+    losses = [(step, m["sft/validation_loss_after"]) for step, m in logged if "sft/validation_loss_after" in m]
+    assert losses == [(1, pytest.approx(result.metrics["sft/validation_loss_after"]))]
 
 
 async def test_a_sink_that_cannot_write_leaves_the_training_alone(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class TrainConfig:
     roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.loss, str) and self.loss == "sft":
+            raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; use model.train_sft")
         check_options(self, _KINDS)
         object.__setattr__(self, "roles", tuple(self.roles))
         twice = [role for role in self.roles if self.roles.count(role) > 1]
@@ -69,8 +71,6 @@ class TrainConfig:
             raise ConfigError(f"roles names {twice[0]!r} more than once: {shown(self.roles)}; wanted each role once")
         if isinstance(self.scale_rewards, bool):
             object.__setattr__(self, "scale_rewards", "group" if self.scale_rewards else "none")
-        if self.loss == "sft":
-            raise ConfigError("loss 'sft' learns from demonstrations, not from scored groups; use model.train_sft")
         if self.learning_rate == 0.0:
             raise ConfigError("learning_rate is 0, with which nothing is learned; wanted a finite number above 0")
         objective = self.objective()
@@ -144,6 +144,7 @@ def _are_roles(value: Any) -> bool:
 
 _SCALES = one_of(ScaleRewards)
 _KINDS = {
+    "loss": one_of([loss for loss in LOSSES if loss != "sft"]),
     "scale_rewards": Kind(
         lambda value: value is None or isinstance(value, bool) or _SCALES.fits(value),
         f"True or False, {_SCALES.wanted}, or None for the default",

@@ -112,6 +112,9 @@ async def gather_trajectory_groups(
         InfrastructureError: more failures than `max_exceptions`.
     """
     refuse_unknown("gather_trajectory_groups", unknown, gather_trajectory_groups)
+    if isinstance(groups, PendingGroup):
+        discard(groups.rollouts)
+        raise ConfigError("groups is one group; wanted a list of groups: gather_trajectory_groups([group])")
     refills = Refills(refill, max_refills)
     limits = _Limits(max_concurrent, timeout_s, max_retries, max_exceptions)
     with Progress(pbar_desc) as progress:

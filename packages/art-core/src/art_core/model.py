@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import sys
@@ -20,6 +21,7 @@ from art_core.errors import ConfigError, DataError
 from art_core.lines import progress_line, step_figures
 from art_core.logged import logged_metrics
 from art_core.moving import missing_method, refuse_unknown
+from art_core.options import check_value, shown, whole
 from art_core.outcomes import error_counts, shadowed_metrics, skip_reason
 from art_core.progress import lines_now_and_then
 from art_core.protocols import Backend
@@ -156,6 +158,7 @@ class TrainableModel(WithCheckpoints):
 
     def get_inference_name(self, step: int | None = None) -> str:
         """What a request says as `model`: the newest weights at the time of the call, or those of `step`."""
+        check_value("step", step, whole(0).or_none("the newest weights"))
         name = self._known().state.inference_name
         return name if step is None else f"{name}@{step}"
 
@@ -277,7 +280,11 @@ class TrainableModel(WithCheckpoints):
         if on_progress is not None:
             check_callable("on_progress", on_progress, "a function that takes a line of text")
         told = on_progress or lines_now_and_then(f"sft {self.name}")
-        report = await train_sft(backend, self.project, self.name, data, validation, made, on_progress=told)
+        try:
+            report = await train_sft(backend, self.project, self.name, data, validation, made, on_progress=told)
+        except asyncio.CancelledError:
+            told("interrupted; the same call goes on from the newest checkpoint")
+            raise
         finished = report.metrics.get("sft/already_finished")
         return TrainResult(report.step, report.metrics, "the same training was finished before" if finished else None)
 
@@ -310,14 +317,17 @@ class TrainableModel(WithCheckpoints):
             DataError: a metric is not a finite number, or would have a name that training itself reports, as a
                 trajectory's `loss` with the split `train` would; nothing was logged.
         """
-        whole = _whole_groups(groups or (), allow_trajectories=True)
-        named = logged_metrics(split, whole, metrics or {})
+        if metrics is not None and not isinstance(metrics, Mapping):
+            raise ConfigError(f"metrics is {shown(metrics)}; wanted numbers by name, such as metrics={{'cost': 0.5}}")
+        check_value("step", step, whole(0).or_none("the step that the groups were sampled at"))
+        given = _whole_groups(groups or (), allow_trajectories=True)
+        named = logged_metrics(split, given, metrics or {})
         backend = self.backend()
 
         async def find(ids: Sequence[str]) -> list[Exchange]:
             return await backend.find_exchanges(self.project, self.name, ids, missing_ok=True)
 
-        num_missing = await attach_known_exchanges(whole, find)
+        num_missing = await attach_known_exchanges(given, find)
         if num_missing and not self._told_of_missing:
             self._told_of_missing = True
             _logger.warning(
@@ -327,7 +337,7 @@ class TrainableModel(WithCheckpoints):
                 num_missing,
             )
         counted = {"calls_not_found": float(num_missing)} if num_missing else {}
-        if (shadowed := shadowed_metrics(whole)) and not self._told_of_shadowed:
+        if (shadowed := shadowed_metrics(given)) and not self._told_of_shadowed:
             self._told_of_shadowed = True
             _logger.warning(
                 "model %s: trajectories have metrics named %s, which mean something else in a log; they are kept with "
@@ -337,9 +347,9 @@ class TrainableModel(WithCheckpoints):
             )
         named = {f"{split}/{name}": value for name, value in counted.items()} | named
         if step is None:
-            versions = (e.policy_version for group in whole for t in group for e in t.exchanges)
+            versions = (e.policy_version for group in given for t in group for e in t.exchanges)
             step = max(versions, default=None)
-        await backend.log(self.project, self.name, whole, split=split, step=step, metrics=named)
+        await backend.log(self.project, self.name, given, split=split, step=step, metrics=named)
 
 
 def _whole_groups(groups: Any, *, allow_trajectories: bool = False) -> list[TrajectoryGroup]:

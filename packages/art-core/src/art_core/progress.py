@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -64,12 +65,13 @@ class Progress:
 
 
 def lines_now_and_then(description: str, every_s: float = _LINE_EVERY_S) -> Callable[[str], None]:
-    """Writes the lines that it gets to stderr: the first, and then one every `every_s` seconds."""
-    last: list[float] = []
+    """Writes the lines that it gets to stderr; of those that differ in numbers only, one every `every_s` seconds."""
+    shown: dict[str, Any] = {"kind": "", "at": 0.0}
 
     def show(line: str) -> None:
-        if not last or time.monotonic() - last[0] >= every_s:
-            last[:] = [time.monotonic()]
+        kind = re.sub(r"\d+", "#", line.partition(":")[0])
+        if kind != shown["kind"] or time.monotonic() - shown["at"] >= every_s:
+            shown.update(kind=kind, at=time.monotonic())
             print(progress_line(description, line), file=sys.stderr, flush=True)  # noqa: T201
 
     return show

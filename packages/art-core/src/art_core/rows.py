@@ -202,5 +202,6 @@ def _check_version(trajectory_id: str, exchanges: Sequence[Exchange], policy_ver
     if stale:
         raise DataError(
             f"trajectory {trajectory_id!r} was sampled from policy version {sorted(stale)[0]}, but version "
-            f"{policy_version} is about to be updated; training on it would be off-policy"
+            f"{policy_version} is about to be updated; training on it would be off-policy: gather new "
+            "groups, with the weights that are served now"
         )

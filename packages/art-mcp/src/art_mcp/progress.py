@@ -56,9 +56,9 @@ class Progress:
         """Announce how many units the whole run has left from here."""
         self._units_total = self._units_done + units
 
-    def phase(self, name: str, total: int) -> None:
-        """Begin a phase of `total` items."""
-        self._phase, self._total_in_phase, self._done_in_phase = name, total, 0
+    def phase(self, name: str, total: int, done: int = 0) -> None:
+        """Begin a phase of `total` items, of which `done` were done before."""
+        self._phase, self._total_in_phase, self._done_in_phase = name, total, done
         self._figures, self._tokens, self._phase_started = {}, 0, time.monotonic()
         self._refresh()
 

@@ -183,7 +183,8 @@ class _Run:
         config = supervision(settings)
         total = num_updates(len(training.examples), config)
         units = len(training.examples) * settings.warmup_epochs * _DEMO_UNITS / total
-        self.progress.phase("warm-up on demonstrations", total)
+        done = self.cursor["done"] if self.cursor["phase"] == "warmup" else 0
+        self.progress.phase("warm-up on demonstrations", total, done)
         metrics: dict[str, float] = {}
 
         def log(report: StepReport) -> None:

@@ -78,6 +78,7 @@ class WithCheckpoints(abc.ABC):
             ConfigError: there is a model of that name already, which is not this fork.
             DataError: no such checkpoint.
         """
+        check_value("step", step, whole(0).or_none("the newest"))
         backend = self.backend()
         request = ForkRequest(name=name, project=project, step=step, optimizer=optimizer)
         state = await backend.fork(self.project, self.name, request)

@@ -166,7 +166,8 @@ def delete(
 
     if keep_best is None and keep_every is None and keep_last is None:
         raise ConfigError(
-            "nothing says which checkpoints to keep; give --keep-last N, --keep-best METRIC or --keep-every K"
+            "nothing says which checkpoints to keep; give --keep-last N, --keep-best METRIC or --keep-every K; "
+            "all others of the run are deleted"
         )
     policy = KeepCheckpoints.made({"last": keep_last or 1, "best": keep_best, "lowest": lowest, "every": keep_every})
     chosen = run(path, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from art_core.doctor.history import FIRST, RunHistory, Step, finding, lasting, pooled, worst_of
+from art_core.doctor.history import FIRST, RunHistory, Step, finding, lasting, pooled, worst_of, worst_share
 from art_core.types import Finding
 
 NO_SIGNAL_SHARE = 0.7
@@ -107,7 +107,7 @@ def judge_failures(history: RunHistory) -> Finding | None:
         "problem" if worst.share >= UNSCORED_PROBLEM_SHARE else "warning",
         [hit.step for hit in hits],
         history.rollouts,
-        f"{worst.part:.0f} of {worst.whole:.0f} trajectories got no score",
+        f"{worst_share(hits)} trajectories got no score",
         "Look at their errors (`art runs show NAME --step N`): the judge's key, its limits, or answers it cannot parse",
     )
 

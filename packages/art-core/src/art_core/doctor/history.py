@@ -146,6 +146,12 @@ def worst_of(hits: Sequence[Pooled]) -> Pooled:
     return max(hits, key=lambda hit: (hit.share, hit.whole))
 
 
+def worst_share(hits: Sequence[Pooled]) -> str:
+    """`3 of 4`: the part and the whole of the highest share, with `at worst` where it is one of several."""
+    worst = worst_of(hits)
+    return f"{'at worst ' if len(hits) > 1 else ''}{worst.part:.0f} of {worst.whole:.0f}"
+
+
 def lasting(series: Sequence[Step], is_so: Callable[[Step], bool], *, least: int) -> list[Step]:
     """The steps for which `is_so`, where it is so for `least` of them in a row; a run counts from its `least`-th on."""
     hits: list[Step] = []

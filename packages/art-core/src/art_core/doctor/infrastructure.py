@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from statistics import median
 
-from art_core.doctor.history import RunHistory, Step, finding, lasting, pooled, spans, worst_of
+from art_core.doctor.history import RunHistory, Step, finding, lasting, pooled, spans, worst_of, worst_share
 from art_core.types import Finding
 
 FAILED_SHARE = 0.1
@@ -38,7 +38,7 @@ def failed_rollouts(history: RunHistory) -> Finding | None:
         "problem" if worst.share >= FAILED_PROBLEM_SHARE else "warning",
         [hit.step for hit in hits],
         history.rollouts,
-        f"{worst.part:.0f} of {worst.whole:.0f} rollouts failed" + (f": {named}" if named else ""),
+        f"{worst_share(hits)} rollouts failed" + (f": {named}" if named else ""),
         "Mend the most frequent error first (`art runs show NAME --step N` has their messages)",
     )
 

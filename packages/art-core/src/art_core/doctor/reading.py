@@ -64,10 +64,16 @@ def read_history(folder: Path, *, reward_range: tuple[float, float] | None = Non
             reward_range=reward_range,
             checkpoint_faults=faults,
         )
-    steps, places = _mcp_steps(folder)
+    steps, places, supervised = _mcp_steps(folder)
     sampled = {} if _reported(steps) else _mcp_rollouts(folder, set(places))
     rollouts = [Step(s.number, {**sampled.get(place, {}), **s.metrics}) for s, place in zip(steps, places, strict=True)]
-    return RunHistory(steps=tuple(steps), rollouts=tuple(rollouts), reward_range=reward_range, checkpoint_faults=faults)
+    return RunHistory(
+        steps=tuple(steps),
+        supervised=tuple(supervised),
+        rollouts=tuple(rollouts),
+        reward_range=reward_range,
+        checkpoint_faults=faults,
+    )
 
 
 def read_findings(folder: Path, *, reward_range: tuple[float, float] | None = None) -> list[tuple[Finding, int | None]]:
@@ -151,19 +157,23 @@ def _spread(numbers: Sequence[int]) -> list[int]:
     return [numbers[round(index * last / (SAMPLED_STEPS - 1))] for index in range(SAMPLED_STEPS)]
 
 
-def _mcp_steps(folder: Path) -> tuple[list[Step], list[int]]:
-    """The reinforcement steps of an art-mcp run, and which of its steps each was."""
+def _mcp_steps(folder: Path) -> tuple[list[Step], list[int], list[Step]]:
+    """The reinforcement steps of an art-mcp run, which of its steps each was, and the updates of its warm-up."""
     steps: list[Step] = []
+    supervised: list[Step] = []
     places: list[int] = []
     path = folder / "metrics.jsonl"
     for record in read_records(path, lambda record: record) if path.exists() else ():
         try:
-            if record["phase"] == "train":
-                steps.append(Step(int(record["policy_version"]), {k: float(v) for k, v in record["metrics"].items()}))
+            step = Step(int(record["policy_version"]), {k: float(v) for k, v in record["metrics"].items()})
+            if step.supervised:
+                supervised.append(step)
+            elif record["phase"] == "train":
+                steps.append(step)
                 places.append(int(record["done"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"{path}: a record is not that of a step ({type(error).__name__}: {error})") from error
-    return steps, places
+    return steps, places, supervised
 
 
 def _mcp_rollouts(folder: Path, places: set[int]) -> dict[int, dict[str, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from art_core.doctor.history import RunHistory, Step, finding, pooled, worst_of
+from art_core.doctor.history import RunHistory, Step, finding, pooled, worst_of, worst_share
 from art_core.types import Finding, Severity
 
 EMPTY_SHARE = 0.1
@@ -111,7 +111,7 @@ def truncation(history: RunHistory) -> Finding | None:
         "problem" if worst.share >= TRUNCATED_PROBLEM_SHARE else "warning",
         [hit.step for hit in hits],
         history.rollouts,
-        f"{worst.part:.0f} of {worst.whole:.0f} completions were cut at max_tokens (finish_reason 'length')",
+        f"{worst_share(hits)} completions were cut at max_tokens (finish_reason 'length')",
         "Raise max_tokens, or reward short answers: the model is graded on answers it could not finish",
     )
 

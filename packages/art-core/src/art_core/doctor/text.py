@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from art_core.doctor.history import RunHistory, Step, finding, lasting, pooled, worst_of
+from art_core.doctor.history import RunHistory, Step, finding, lasting, pooled, worst_share
 from art_core.types import Finding
 
 REPETITIVE_SHARE = 0.3
@@ -24,13 +24,12 @@ def repeated_text(history: RunHistory) -> Finding | None:
     hits = pooled(history.rollouts, part, whole, at_least=REPETITIVE_SHARE, least_whole=LEAST)
     if not hits:
         return None
-    worst = worst_of(hits)
     return finding(
         "repeated-text",
         "problem",
         [hit.step for hit in hits],
         history.rollouts,
-        f"{worst.part:.0f} of {worst.whole:.0f} completions repeat themselves",
+        f"{worst_share(hits)} completions repeat themselves",
         "Read some (`art runs show NAME --trajectory ID`): the reward pays for length, or the policy is collapsing; go "
         "back to an earlier checkpoint with a lower learning rate",
     )
@@ -42,13 +41,12 @@ def same_answers(history: RunHistory) -> Finding | None:
     hits = pooled(history.rollouts, part, whole, at_least=IDENTICAL_SHARE, least_whole=LEAST_GROUPS)
     if not hits:
         return None
-    worst = worst_of(hits)
     return finding(
         "same-answers",
         "warning",
         [hit.step for hit in hits],
         history.rollouts,
-        f"in {worst.part:.0f} of {worst.whole:.0f} groups every member gave the same completion, and not the best one",
+        f"in {worst_share(hits)} groups every member gave the same completion, and not the best one",
         "Give each attempt another seed, or none, and see that no cache of answers stands between; if it is so, "
         "the policy has collapsed",
     )
@@ -88,13 +86,12 @@ def malformed_calls(history: RunHistory) -> Finding | None:
     hits = pooled(history.rollouts, part, whole, at_least=MALFORMED_SHARE, least_whole=LEAST)
     if not hits:
         return None
-    worst = worst_of(hits)
     return finding(
         "malformed-calls",
         "warning",
         [hit.step for hit in hits],
         history.rollouts,
-        f"{worst.part:.0f} of {worst.whole:.0f} attempted tool calls could not be read",
+        f"{worst_share(hits)} attempted tool calls could not be read",
         "Warm up on demonstrations, or require calls with tool_choice, which the grammar then keeps in form",
     )
 

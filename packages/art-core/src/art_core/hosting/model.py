@@ -183,6 +183,7 @@ class HostedModel:
                 self._forget_deleted()
                 await self._prune()
                 self._count_batches()
+                self.feed.wake()
                 return report
             except BaseException as error:
                 self._blame(error)

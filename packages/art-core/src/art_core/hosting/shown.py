@@ -28,12 +28,17 @@ def open_feed(record: ModelRecord, folder: Path) -> Feed:
         name: functools.partial(open_sink, name, SinkRun(folder / name, record.project, record.name, details))
         for name in options.sinks
     }
-    return Feed(folder, {"steps": _step, "metrics": _log_line}, openers)
+    return Feed(folder, {"steps": _step, "metrics": _log_line, "sft": _supervised}, openers)
 
 
 def _step(record: dict[str, Any]) -> tuple[int, Mapping[str, float]]:
     report = step_report(record)
     return report.step, report.metrics
+
+
+def _supervised(record: dict[str, Any]) -> tuple[int, Mapping[str, float]]:
+    """The results of a supervised training that has ended, such as its held-out loss."""
+    return int(record.get("step", 0)), record.get("metrics", {})
 
 
 def _log_line(record: dict[str, Any]) -> tuple[int, Mapping[str, float]]:
