@@ -29,12 +29,8 @@ def mcp_run(folder: Path, **changes: float) -> Path:
     folder.mkdir()
     (folder / "run.json").write_text("{}")
     steps = [{"phase": "train", "done": n, "policy_version": n, "metrics": {**HEALTHY, **changes}} for n in range(1, 4)]
-    update = {"sft/update": 1.0, "sft/updates": 1.0, "train/loss": 0.5}
-    lines(
-        folder / "metrics.jsonl",
-        {"phase": "warmup", "done": 1, "of": 1, "policy_version": 1, "metrics": update},
-        *steps,
-    )
+    update = {"phase": "warmup", "done": 1, "of": 1, "policy_version": 0, "metrics": {"sft/update": 1.0}}
+    lines(folder / "metrics.jsonl", update, *steps)
     return folder
 
 
@@ -61,7 +57,7 @@ def test_a_run_of_art_mcp_is_read_with_what_its_steps_say(tmp_path: Path) -> Non
     folder = mcp_run(tmp_path / "run", **{"completions/truncated": 60.0})
     assert [finding.name for finding, _ in read_findings(folder)] == ["truncation"]
     history = read_history(folder)
-    assert ([step.number for step in history.steps], [step.number for step in history.supervised]) == ([1, 2, 3], [1])
+    assert ([step.number for step in history.steps], [step.number for step in history.supervised]) == ([1, 2, 3], [0])
 
 
 def test_a_run_of_art_mcp_whose_steps_do_not_say_is_read_from_its_rollouts(tmp_path: Path) -> None:

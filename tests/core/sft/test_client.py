@@ -61,7 +61,9 @@ async def test_lines_on_stderr_where_nobody_listens(
     model: art.TrainableModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await model.train_sft([art.Trajectory(messages_and_choices=[USER, RIGHT])])
-    assert capsys.readouterr().err == "sft m: reading 1 examples\n"
+    reading, update = capsys.readouterr().err.splitlines()
+    assert reading == "sft m: reading 1 examples"
+    assert update.startswith("sft m: update 1 of 1: loss ")
 
 
 async def test_trajectories_of_every_kind(model: art.TrainableModel, backend: InProcessBackend) -> None:
