@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,27 @@ async def test_a_step_cancelled_while_it_is_being_made_was_made_whole(open_train
     save(trainer, tmp_path / "cancelled")
     save(whole, tmp_path / "whole")
     assert_identical(tmp_path / "cancelled", tmp_path / "whole")
+
+
+def test_random_numbers_of_two_trainers_in_one_process_are_their_own() -> None:
+    alone, one, other = RandomState(1), RandomState(1), RandomState(2)
+    with alone.used():
+        torch.rand(3)
+    entered = threading.Event()
+
+    def draw() -> None:
+        with one.used():
+            entered.set()
+            time.sleep(0.05)
+            torch.rand(3)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    assert entered.wait(10)
+    with other.used():
+        torch.rand(5)
+    thread.join()
+    assert torch.equal(one.state, alone.state)
 
 
 async def test_a_queued_step_that_is_cancelled_is_not_made(open_trainer: Open) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,8 +33,11 @@ class OptimizerState:
 class RandomState:
     """torch's random numbers on the CPU for one trainer: from `seed` on, whatever else the process draws.
 
-    torch begins with a seed of its own in each process, so that what is drawn there differs after a restart.
+    torch begins with a seed of its own in each process, so that what is drawn there differs after a restart. There is
+    one state for the whole process: trainers of several models take turns.
     """
+
+    _turn = threading.Lock()
 
     def __init__(self, seed: int) -> None:
         self.state = torch.Generator().manual_seed(seed).get_state()
@@ -41,7 +45,7 @@ class RandomState:
     @contextmanager
     def used(self) -> Iterator[None]:
         """What is drawn inside is drawn from this state, which stays as it was where an error leaves it."""
-        with torch.random.fork_rng(devices=[]):
+        with self._turn, torch.random.fork_rng(devices=[]):
             torch.set_rng_state(self.state)
             yield
             self.state = torch.get_rng_state()
