@@ -321,6 +321,7 @@ def test_random_numbers_of_two_trainers_in_one_process_are_their_own() -> None:
     thread.start()
     assert entered.wait(10)
     with other.used():
+        time.sleep(0.15)
         torch.rand(5)
     thread.join()
     assert torch.equal(one.state, alone.state)
