@@ -33,7 +33,7 @@ import torch
 
 from art_core.engines.embedded import EmbeddedEngine, EmbeddedEngineConfig
 from art_core.errors import ArtError
-from art_core.types import Sampling
+from art_core.types import DtypeName, Sampling
 from art_core.weights.loading import compute_dtype, load_causal_lm
 from art_core.weights.source import resolve_model
 
@@ -122,7 +122,9 @@ def with_generate(model: Any, rollouts: list[Rollout]) -> float:
     return sum(sum(rollout.lengths) for rollout in rollouts) / (time.perf_counter() - start)
 
 
-async def measure(folder: Path, load: Load, *, repeats: int, threads: int | None, dtype: str) -> list[list[float]]:
+async def measure(
+    folder: Path, load: Load, *, repeats: int, threads: int | None, dtype: DtypeName
+) -> list[list[float]]:
     """Tokens per second of each measured round: the engine's, and generate's."""
     if threads is not None:
         torch.set_num_threads(threads)

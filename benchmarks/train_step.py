@@ -45,7 +45,7 @@ from art_core.objective import Objective
 from art_core.trainers.gradient import accumulate_gradient
 from art_core.trainers.native import NativeTrainer, NativeTrainerConfig
 from art_core.trainers.policy import LoraPolicy
-from art_core.types import TokenSample
+from art_core.types import DtypeName, TokenSample
 from art_core.weights.loading import compute_dtype, load_causal_lm
 from art_core.weights.lora import ALL_LINEAR, read_adapter
 from art_core.weights.source import resolve_model
@@ -119,7 +119,7 @@ def rows_of(load: Load, vocabulary: int, *, seed: int) -> list[TokenSample]:
     return rows
 
 
-def open_ours(folder: Path, dtype: str, threads: int | None) -> NativeTrainer:
+def open_ours(folder: Path, dtype: DtypeName, threads: int | None) -> NativeTrainer:
     return NativeTrainer(
         NativeTrainerConfig(
             model_folder=folder, base_model=str(folder), seed=0, dtype=dtype, grad_clip=1e9, num_threads=threads
@@ -127,7 +127,7 @@ def open_ours(folder: Path, dtype: str, threads: int | None) -> NativeTrainer:
     )
 
 
-def our_gradient(folder: Path, adapter: Path, rows: list[TokenSample], dtype: str) -> dict[str, Tensor]:
+def our_gradient(folder: Path, adapter: Path, rows: list[TokenSample], dtype: DtypeName) -> dict[str, Tensor]:
     found = read_adapter(adapter)
     policy = LoraPolicy(folder, found.config, seed=0, dtype=dtype)
     policy.set_factors(found.factors)
@@ -142,7 +142,7 @@ def open_trl(
     load: Load,
     settings: TrlSettings,
     *,
-    dtype: str,
+    dtype: DtypeName,
     steps: int,
 ) -> Any:
     """TRL's trainer for `steps` steps on `rows`, from a stored adapter or a fresh one; `first_loss` is its first."""
@@ -243,7 +243,7 @@ def run_trl(trainer: Any, timed: Timed, after: Callable[[], None] = lambda: None
 
 
 def measure(
-    folder: Path, load: Load, *, repeats: int, threads: int | None, dtype: str, trl_rows: int | None
+    folder: Path, load: Load, *, repeats: int, threads: int | None, dtype: DtypeName, trl_rows: int | None
 ) -> tuple[Timed, Timed]:
     """The steps of both sides; prints what else there is to say."""
     rows = rows_of(load, vocabulary_of(folder), seed=0)
@@ -295,7 +295,7 @@ def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[float, 
     return difference**0.5, sum(float(each.double().square().sum()) for each in theirs.values()) ** 0.5
 
 
-def peak_of_long_row(side: str, folder: Path, length: int, dtype: str, threads: int | None) -> float:
+def peak_of_long_row(side: str, folder: Path, length: int, dtype: DtypeName, threads: int | None) -> float:
     """Make a step on one row of `length` tokens; returns the most memory that this process had, in GB."""
     load = Load(groups=1, members=1, prompt=length - length // 16, new=length // 16)
     rows = rows_of(load, vocabulary_of(folder), seed=1)
